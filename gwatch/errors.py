@@ -1,0 +1,80 @@
+"""Every refusal gwatch makes: one exception family with stable codes.
+
+A :class:`GWatchError` carries a kebab-case ``code`` that scripts may rely on, one line that says what is wrong and
+where, and (usually) a hint that says what to do. ``str(error)`` is ``[code] message; hint``.
+"""
+
+from __future__ import annotations
+
+
+class GWatchError(Exception):
+    """Base class of all errors gwatch raises on purpose.
+
+    ``code`` is stable across releases; ``message`` says what is wrong and where; ``hint`` says what to do.
+    """
+
+    def __init__(self, code: str, message: str, hint: str = "") -> None:
+        self.code = code
+        self.message = " ".join(message.split())
+        self.hint = " ".join(hint.split())
+        super().__init__(str(self))
+
+    def __str__(self) -> str:
+        tail = f"; {self.hint}" if self.hint else ""
+        return f"[{self.code}] {self.message}{tail}"
+
+    def __reduce__(self) -> tuple[type[GWatchError], tuple[str, str, str]]:
+        # The default would replay the one-string form and lose the code when an error crosses a process.
+        return (type(self), (self.code, self.message, self.hint))
+
+
+class CubinError(GWatchError):
+    """A container (ELF, fatbin, attribute, relocation) is malformed, truncated or of a kind gwatch refuses."""
+
+
+class CubinNotFound(CubinError, FileNotFoundError):
+    """The named file does not exist."""
+
+
+class ParseError(GWatchError):
+    """Text is not an instruction, a listing or a site description."""
+
+
+class EncodeError(GWatchError):
+    """A well-formed line has no exact instruction word (overflow, unknown form, hidden operand)."""
+
+
+class DecodeError(GWatchError):
+    """An instruction word means nothing that the tables know."""
+
+
+class KernelError(GWatchError, LookupError):
+    """A kernel name or pattern matches nothing, or more than one kernel."""
+
+
+class SiteError(GWatchError, ValueError):
+    """A site is out of range, ambiguous, inside padding, or asks for something that cannot be recorded."""
+
+
+class RegisterPressureError(GWatchError):
+    """A snippet's registers cannot be had without breaking the kernel."""
+
+
+class HazardError(GWatchError):
+    """The hazard checker does not agree with a rewritten kernel."""
+
+
+class UnsupportedError(GWatchError):
+    """A kernel has a feature that gwatch does not rewrite, by name."""
+
+
+class ToolError(GWatchError):
+    """An outside program or library (nvdisasm, driver, CUPTI) is missing or failed."""
+
+
+class LaunchError(GWatchError):
+    """The driver refused a load, a launch or a copy, or the launch cannot be intercepted."""
+
+
+class TraceError(GWatchError):
+    """A trace cannot be taken, read or trusted."""
