@@ -1,1 +1,1 @@
-"""gwatch."""
+"""The command line: one thin module per command."""

@@ -1,1 +1,1 @@
-"""gwatch."""
+"""Parts that know nothing of CUDA."""

@@ -1,0 +1,126 @@
+"""Fat binaries: the containers that hold cubins (and PTX) inside libraries and executables.
+
+Layout, observed on public wheels and on nvcc 13.0 output: a container starts with the magic ``0xBA55ED50``, a u16 version,
+a u16 header size and a u64 payload size. Each entry starts with a u16 kind (1 PTX, 2 ELF), two bytes of version, a u32
+header size, a u64 stored size, a u32 compressed size, and further on the architecture (u32 at 28), a u64 of flags at
+40 (0x2000: LZ4 block, 0x8000: zstd) and the u64 decompressed size at 56.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from gwatch.errors import CubinError, ToolError
+
+MAGIC = 0xBA55ED50
+_MAGIC_BYTES = struct.pack("<I", MAGIC)
+_KIND_PTX, _KIND_ELF = 1, 2
+_FLAG_LZ4, _FLAG_ZSTD = 0x2000, 0x8000
+_MAX_IMAGE = 1 << 31
+
+
+@dataclass(frozen=True, slots=True)
+class FatbinEntry:
+    """One member of a fat binary; ``data`` is still as stored, :meth:`image` gives the plain bytes."""
+
+    kind: str  # "elf", "ptx" or "kind-N"
+    sm: int
+    flags: int
+    offset: int  # of the entry's header in the scanned bytes
+    decompressed_size: int
+    data: bytes
+
+    def image(self) -> bytes:
+        """The decompressed member.
+
+        Raises CubinError ``[fatbin-corrupt]`` when it does not decompress to the stated size and ToolError
+        ``[decompressor-missing]`` when the LZ4 or zstd package is not installed.
+        """
+        if self.flags & _FLAG_LZ4:
+            return self._checked(_decompress_lz4(self.data, self.decompressed_size, self.offset))
+        if self.flags & _FLAG_ZSTD:
+            return self._checked(_decompress_zstd(self.data, self.decompressed_size, self.offset))
+        return self.data
+
+    def _checked(self, plain: bytes) -> bytes:
+        if len(plain) != self.decompressed_size:
+            raise CubinError("fatbin-corrupt", f"the member at offset {self.offset:#x} decompresses to {len(plain)} "
+                             f"bytes where its header says {self.decompressed_size}")
+        return plain
+
+
+def _decompress_lz4(data: bytes, size: int, offset: int) -> bytes:
+    try:
+        import lz4.block
+    except ImportError as error:
+        raise ToolError("decompressor-missing", f"the fat binary member at offset {offset:#x} is LZ4-compressed",
+                        "pip install 'gwatch-sass[fatbin]'") from error
+    try:
+        plain: bytes = lz4.block.decompress(data, uncompressed_size=size)
+    except lz4.block.LZ4BlockError as error:
+        raise CubinError("fatbin-corrupt", f"the LZ4 member at offset {offset:#x} does not decompress") from error
+    return plain
+
+
+def _decompress_zstd(data: bytes, size: int, offset: int) -> bytes:
+    try:
+        import zstandard
+    except ImportError as error:
+        raise ToolError("decompressor-missing", f"the fat binary member at offset {offset:#x} is zstd-compressed",
+                        "pip install 'gwatch-sass[fatbin]'") from error
+    try:
+        plain: bytes = zstandard.ZstdDecompressor().decompress(data, max_output_size=size)
+    except zstandard.ZstdError as error:
+        raise CubinError("fatbin-corrupt", f"the zstd member at offset {offset:#x} does not decompress") from error
+    return plain
+
+
+def _entry(data: bytes, position: int, end: int) -> tuple[FatbinEntry, int]:
+    if position + 64 > end:
+        raise CubinError("fatbin-truncated", f"the entry at offset {position:#x} is cut off")
+    kind, = struct.unpack_from("<H", data, position)
+    header_size, stored, compressed = struct.unpack_from("<IQI", data, position + 4)
+    sm, = struct.unpack_from("<I", data, position + 28)
+    flags, = struct.unpack_from("<Q", data, position + 40)
+    plain_size, = struct.unpack_from("<Q", data, position + 56)
+    begin = position + header_size
+    if header_size < 64 or begin + stored > end or compressed > stored or plain_size > _MAX_IMAGE:
+        raise CubinError("fatbin-corrupt", f"the entry at offset {position:#x} points outside its container")
+    packed = bool(flags & (_FLAG_LZ4 | _FLAG_ZSTD))
+    payload = data[begin:begin + (compressed if packed else stored)]
+    name = {_KIND_PTX: "ptx", _KIND_ELF: "elf"}.get(kind, f"kind-{kind}")
+    entry = FatbinEntry(name, sm, flags, position, plain_size if packed else len(payload), payload)
+    return entry, begin + stored
+
+
+def iter_fatbin_entries(data: bytes) -> Iterator[FatbinEntry]:
+    """Every member of every fat binary container found in ``data`` (a library, an executable or a bare fatbin).
+
+    Containers are searched by their magic on 8-byte boundaries, in file order; a magic that is followed by an
+    impossible header is skipped, since the number may occur in other data. Raises CubinError
+    ``[fatbin-truncated]`` or ``[fatbin-corrupt]`` when a plausible container is damaged.
+    """
+    position = 0
+    while (position := data.find(_MAGIC_BYTES, position)) >= 0:
+        if position % 8 or position + 16 > len(data):
+            position += 1
+            continue
+        version, header_size, size = struct.unpack_from("<HHQ", data, position + 4)
+        end = position + header_size + size
+        if version != 1 or header_size < 16 or end > len(data):
+            position += 4
+            continue
+        cursor = position + header_size
+        while cursor < end:
+            entry, cursor = _entry(data, cursor, end)
+            yield entry
+        position = end
+
+
+def iter_fatbin_images(data: bytes) -> Iterator[tuple[FatbinEntry, bytes]]:
+    """``(entry, plain bytes)`` of every ELF member of ``data``, in file order."""
+    for entry in iter_fatbin_entries(data):
+        if entry.kind == "elf":
+            yield entry, entry.image()
