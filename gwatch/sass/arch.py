@@ -1,0 +1,131 @@
+"""Facts per architecture, the only place that knows an SM number by its value.
+
+Sources: the compute-capability tables of the CUDA C++ programming guide (warps, CTAs, registers and shared memory
+per SM), compiler output for the rest (constant-bank layout, register files).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from gwatch.errors import UnsupportedError
+
+INSTRUCTION_SIZE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Arch:
+    """One architecture.
+
+    ``name`` is ptxas' spelling (``sm_90a``), ``number`` the SM number (90), ``suffix`` "", "a" or "f".
+    ``table`` names the ISA table. ``nvdisasm`` is nvdisasm's ``-b`` spelling. Sizes: registers and threads per SM;
+    shared memory in bytes. ``uniform_zero`` is the index of URZ. ``descriptor_offset`` is where the global-memory
+    descriptor lives in constant bank 0 (None: the architecture has none). ``has_elect``: the ELECT instruction
+    exists.
+    """
+
+    name: str
+    number: int
+    suffix: str
+    table: str
+    nvdisasm: str
+    warps_per_sm: int
+    ctas_per_sm: int
+    shared_per_sm: int
+    shared_per_cta: int
+    shared_reserved: int
+    uniform_zero: int
+    descriptor_offset: int | None
+    has_elect: bool
+    registers_per_sm: int = 65536
+    subpartitions: int = 4
+    register_zero: int = 255
+    predicate_true: int = 7
+    register_step: int = 8
+    max_registers: int = 255
+    instruction_size: int = INSTRUCTION_SIZE
+
+    @property
+    def threads_per_sm(self) -> int:
+        """Resident threads per SM at most."""
+        return self.warps_per_sm * 32
+
+
+_KIB = 1024
+# number: suffixes, warps, CTAs, shared per SM, shared per CTA, reserved per CTA, URZ, descriptor, ELECT
+_FACTS: dict[int, tuple[tuple[str, ...], int, int, int, int, int, int, int | None, bool]] = {
+    75: (("",), 32, 16, 64, 64, 0, 63, None, False),
+    80: (("",), 64, 32, 164, 163, 1, 63, 0x118, False),
+    86: (("",), 48, 16, 100, 99, 1, 63, 0x118, False),
+    87: (("",), 48, 16, 164, 163, 1, 63, 0x118, False),
+    88: (("",), 48, 16, 164, 163, 1, 63, 0x118, False),
+    89: (("",), 48, 24, 100, 99, 1, 63, 0x118, False),
+    90: (("", "a"), 64, 32, 228, 227, 1, 63, 0x208, True),
+    100: (("", "a", "f"), 64, 32, 228, 227, 1, 255, 0x358, True),
+    103: (("", "a", "f"), 64, 32, 228, 227, 1, 255, 0x358, True),
+    107: (("a", "f"), 64, 32, 228, 227, 1, 255, 0x358, True),
+    110: (("", "a", "f"), 48, 24, 228, 227, 1, 255, 0x358, True),
+    120: (("", "a", "f"), 48, 24, 100, 99, 1, 255, 0x358, True),
+    121: (("", "a", "f"), 48, 24, 100, 99, 1, 255, 0x358, True),
+}
+_TABLES = {(90, ""): "sm_90", (90, "a"): "sm_90"}
+
+
+def _build() -> dict[str, Arch]:
+    arches = {}
+    for number, (suffixes, warps, ctas, per_sm, per_cta, reserved, zero, descriptor, elect) in _FACTS.items():
+        for suffix in suffixes:
+            name = f"sm_{number}{suffix}"
+            arches[name] = Arch(
+                name, number, suffix, _TABLES.get((number, suffix), name), f"SM{number}{suffix}", warps, ctas,
+                per_sm * _KIB, per_cta * _KIB, reserved * _KIB, zero, descriptor, elect)
+    return arches
+
+
+ARCHES: dict[str, Arch] = _build()
+
+
+def arch_by_name(name: str) -> Arch:
+    """The architecture called ``name``: "90a", "sm_90a", "SM90a", "sm90a", "compute_90a".
+
+    Raises UnsupportedError ``[arch-unknown]`` naming the known ones.
+    """
+    match = re.fullmatch(r"(?:sm_?|compute_?)?(\d+)([af]?)", name.strip(), re.IGNORECASE)
+    arch = ARCHES.get(f"sm_{match[1]}{match[2].lower()}") if match else None
+    if arch is None:
+        raise UnsupportedError("arch-unknown", f"architecture {name!r} is not known",
+                               "known: " + " ".join(ARCHES))
+    return arch
+
+
+def arch_of(arch: Arch | str) -> Arch:
+    """``arch`` itself, or the architecture of that name."""
+    return arch if isinstance(arch, Arch) else arch_by_name(arch)
+
+
+def allocated_registers(arch: Arch | str, registers: int) -> int:
+    """Registers per thread that the hardware sets aside for a kernel declaring ``registers``."""
+    step = arch_of(arch).register_step
+    return max(step, -(-registers // step) * step)
+
+
+def occupancy(arch: Arch | str, registers: int, threads_per_cta: int, shared_bytes: int = 0) -> int:
+    """CTAs resident per SM (0: the CTA does not fit).
+
+    ``registers`` per thread, ``threads_per_cta`` 1..1024, ``shared_bytes`` static + dynamic per CTA with the
+    largest shared-memory carve-out. Registers are allocated per warp in steps of 256 within a quarter of the SM.
+    """
+    facts = arch_of(arch)
+    if not 1 <= threads_per_cta <= 1024 or registers > facts.max_registers or registers < 0:
+        return 0
+    if shared_bytes > facts.shared_per_cta:
+        return 0
+    warps = -(-threads_per_cta // 32)
+    per_warp = allocated_registers(facts, registers) * 32
+    resident = facts.registers_per_sm // facts.subpartitions // per_warp * facts.subpartitions
+    limits = [facts.ctas_per_sm, facts.warps_per_sm // warps, resident // warps]
+    shared = -(-(shared_bytes + facts.shared_reserved) // 128) * 128
+    if shared:
+        limits.append(facts.shared_per_sm // shared)
+    return min(limits)
