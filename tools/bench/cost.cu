@@ -1,0 +1,136 @@
+// What does one record cost? The loops of record_cost.py: a chain of 64 dependent FMAs, independent FMAs at full issue
+// rate, a copy near the memory's bandwidth; and recorders written by hand in CUDA C++, for comparison.
+#include <cstdint>
+
+constexpr int DEPTH = 32;
+
+__device__ __forceinline__ uint32_t clock_low()
+{
+    uint32_t value;
+    asm volatile("mov.u32 %0, %%clock;" : "=r"(value)::"memory");
+    return value;
+}
+
+struct none {
+    __device__ none(uint2 *) {}
+    __device__ void record(uint32_t) {}
+};
+
+// One 8-byte record a thread, the ring of a thread contiguous.
+struct thread_major {
+    uint2 *ring;
+    __device__ thread_major(uint2 *base) : ring(base + (size_t)(blockIdx.x * blockDim.x + threadIdx.x) * DEPTH) {}
+    __device__ void record(uint32_t i) { ring[i % DEPTH] = make_uint2(clock_low(), i); }
+};
+
+// One 8-byte record a thread, a warp's records of one slot contiguous.
+struct slot_major {
+    uint2 *ring;
+    __device__ slot_major(uint2 *base)
+        : ring(base + (size_t)((blockIdx.x * blockDim.x + threadIdx.x) / 32) * DEPTH * 32 + threadIdx.x % 32)
+    {
+    }
+    __device__ void record(uint32_t i) { ring[(i % DEPTH) * 32] = make_uint2(clock_low(), i); }
+};
+
+// One 8-byte record a warp, by lane 0.
+struct warp_level {
+    uint2 *ring;
+    bool leader;
+    __device__ warp_level(uint2 *base)
+        : ring(base + (size_t)((blockIdx.x * blockDim.x + threadIdx.x) / 32) * DEPTH), leader(threadIdx.x % 32 == 0)
+    {
+    }
+    __device__ void record(uint32_t i)
+    {
+        const uint32_t now = clock_low();
+        if (leader)
+            ring[i % DEPTH] = make_uint2(now, i);
+    }
+};
+
+// The measured loop; cycles[warp] is what the whole loop took, by the warp's own clock.
+template <class Recorder>
+__device__ __forceinline__ void chain(float *out, long long *cycles, uint2 *ring, int iterations, float x)
+{
+    Recorder recorder(ring);
+    float sum = threadIdx.x;
+    const long long start = clock64();
+#pragma unroll 1
+    for (int i = 0; i < iterations; ++i) {
+        recorder.record(i);
+#pragma unroll
+        for (int k = 0; k < 64; ++k)
+            sum = fmaf(sum, x, 1.0f);
+    }
+    const long long stop = clock64();
+    const int t = blockIdx.x * blockDim.x + threadIdx.x;
+    out[t] = sum;
+    if (t % 32 == 0)
+        cycles[t / 32] = stop - start;
+}
+
+extern "C" {
+
+__global__ void __launch_bounds__(1024) chain_plain(float *out, long long *cycles, uint2 *ring, int iterations, float x)
+{
+    chain<none>(out, cycles, ring, iterations, x);
+}
+
+__global__ void __launch_bounds__(1024)
+    chain_thread_major(float *out, long long *cycles, uint2 *ring, int iterations, float x)
+{
+    chain<thread_major>(out, cycles, ring, iterations, x);
+}
+
+__global__ void __launch_bounds__(1024)
+    chain_slot_major(float *out, long long *cycles, uint2 *ring, int iterations, float x)
+{
+    chain<slot_major>(out, cycles, ring, iterations, x);
+}
+
+__global__ void __launch_bounds__(1024)
+    chain_warp_level(float *out, long long *cycles, uint2 *ring, int iterations, float x)
+{
+    chain<warp_level>(out, cycles, ring, iterations, x);
+}
+
+// Eight independent chains: the FMA pipe is busy every cycle once four warps a scheduler run.
+__global__ void __launch_bounds__(1024) issue_bound(float *out, long long *cycles, uint2 *ring, int iterations, float x)
+{
+    float s[8];
+#pragma unroll
+    for (int k = 0; k < 8; ++k)
+        s[k] = threadIdx.x + k;
+    const long long start = clock64();
+#pragma unroll 1
+    for (int i = 0; i < iterations; ++i)
+#pragma unroll
+        for (int k = 0; k < 64; ++k)
+            s[k % 8] = fmaf(s[k % 8], x, 1.0f);
+    const long long stop = clock64();
+    const int t = blockIdx.x * blockDim.x + threadIdx.x;
+    out[t] = s[0] + s[1] + s[2] + s[3] + s[4] + s[5] + s[6] + s[7];
+    if (t % 32 == 0)
+        cycles[t / 32] = stop - start;
+}
+
+// A grid-stride copy of 16-byte elements, four in flight a thread.
+__global__ void __launch_bounds__(512) copy(const uint4 *__restrict__ from, uint4 *__restrict__ to, long long n)
+{
+    const long long stride = (long long)gridDim.x * blockDim.x;
+    long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
+#pragma unroll 1
+    for (; i + 3 * stride < n; i += 4 * stride) {
+        const uint4 a = from[i], b = from[i + stride], c = from[i + 2 * stride], d = from[i + 3 * stride];
+        to[i] = a;
+        to[i + stride] = b;
+        to[i + 2 * stride] = c;
+        to[i + 3 * stride] = d;
+    }
+#pragma unroll 1
+    for (; i < n; i += stride)
+        to[i] = from[i];
+}
+
+} // extern "C"
