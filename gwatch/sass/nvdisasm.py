@@ -1,14 +1,14 @@
 """The NVIDIA disassembler as a batch service: whole cubins, and lists of loose instruction words.
 
-nvdisasm is looked for only when it is first needed. A process costs about 0.4 s before it reads a word and about
-30 µs a word afterwards, so words are run in files of tens of thousands.
+nvdisasm is looked for only when it is first needed. A process costs about 0.4 s before it reads a word and
+about 30 µs a word afterwards, so words are run in files of tens of thousands.
 
 Facts about nvdisasm (observed with 13.5) that the prober is built on:
 
-* one undecodable word empties stdout for the whole file and makes the exit status 1, but errors are reported to the
-  last word, in order; only some messages carry an address;
-* a word of all ones decodes on no architecture and its message does carry its address. Placed between the words,
-  it tells which messages belong to which word (the *marker run*);
+* one undecodable word empties stdout for the whole file and makes the exit status 1, but errors are reported
+  to the last word, in order; only some messages carry an address;
+* a word of all ones decodes on no architecture and its message does carry its address. Placed between the
+  words, it tells which messages belong to which word (the *marker run*);
 * a "fatal" message with an address stops the run there; the run is taken up again behind it;
 * some words give neither a line nor an error (*silent* words), so lines are matched by their printed address.
 """
@@ -36,7 +36,7 @@ MARKER = (1 << 128) - 1
 BATCH = 40_000
 """Instructions per process: start-up is then a few per cent of the time, memory about 30 MB."""
 
-RELATIVE = ("BRA", "BSSY", "CALL.REL", "LEPC", "RET.REL", "ULEPC", "WARPSYNC")
+RELATIVE = ("BRA", "BSSY", "CALL.REL", "LEPC", "RET.REL", "ULEPC", "WARPSYNC.COLLECTIVE")
 """Opcodes whose last number nvdisasm prints as an absolute address although the word holds a distance."""
 
 Words = Sequence[int] | npt.NDArray[np.uint64]
@@ -46,8 +46,8 @@ _LINE = re.compile(r"^\s*/\*([0-9a-f]+)\*/\s+(.*?)\s*;?\s*$", re.M)
 _AT = re.compile(r"at address 0x([0-9a-fA-F]+)")
 _VERSION = re.compile(r"\bV([0-9]+(?:\.[0-9]+)+)")
 _ARCH = re.compile(r"(?:sm_?)?([0-9]{2,3}[af]?)", re.I)
-_RELATIVE_LINE = re.compile(
-    r"^((?:@!?U?P[0-9T]+\s+)?(?:" + "|".join(re.escape(name) for name in RELATIVE) + r")\b.*?)(-?0x[0-9a-f]+)$")
+_RELATIVE_LINE = re.compile(r"^((?:@!?U?P[0-9T]+\s+)?(?:" + "|".join(map(re.escape, RELATIVE))
+                            + r")\b.*?)(-?0x[0-9a-f]+)$")
 
 
 def _candidates() -> list[tuple[str, Path]]:
@@ -89,7 +89,8 @@ def _find(override: str | None, cuda_home: str | None, cuda_path: str | None, pa
 
 
 def find() -> Path:
-    """Path of the nvdisasm program: $GWATCH_NVDISASM, PyPI wheel, $CUDA_HOME, $CUDA_PATH, PATH, in this order.
+    """Path of the nvdisasm program: $GWATCH_NVDISASM, PyPI wheel, $CUDA_HOME, $CUDA_PATH, PATH, in this
+    order.
 
     Raises ToolError ``[nvdisasm-missing]``, naming every place looked at.
     """
@@ -168,9 +169,10 @@ def _reason(done: subprocess.CompletedProcess[str], path: Path) -> str:
 class Probe:
     """What nvdisasm made of a list of words.
 
-    ``texts[i]`` is the text of word i without the closing semicolon, or None. The sets say why it is None: ``bad``
-    (undecodable), ``fatal`` (stopped the program), ``silent`` (accepted, but nothing printed), ``skipped`` (not
-    tried, because its opcode had stopped the program ``fatal_limit`` times). ``runs`` counts processes.
+    ``texts[i]`` is the text of word i without the closing semicolon, or None. The sets say why it is None:
+    ``bad``
+    (undecodable), ``fatal`` (stopped the program), ``silent`` (accepted, but nothing printed), ``skipped``
+    (not tried, because its opcode had stopped the program ``fatal_limit`` times). ``runs`` counts processes.
     """
 
     texts: list[str | None]
@@ -191,11 +193,11 @@ def probe_words(arch: str, words: Words, *, base: int = 0, pc: int | None = None
                 fatal_limit: int | None = None) -> Probe:
     """Disassemble loose 128-bit words (ints, or an (n, 2) uint64 array of low and high halves).
 
-    Branch targets are printed absolute, word i standing at ``base + 16*i``; with ``pc`` given they are moved as
-    if every word stood at address ``pc`` (``pc=0`` makes a text depend on its word alone). ``mostly_valid=False``
-    saves the first, optimistic run. ``fatal_limit`` bounds the processes spent on one opcode (low 12 bits) whose
-    words stop the program.
-    Raises ToolError ``[nvdisasm-missing]``, ``[nvdisasm-failed]`` or ``[arch-unknown]``.
+    Branch targets are printed absolute, word i standing at ``base + 16*i``; with ``pc`` given they are moved
+    as if every word stood at address ``pc`` (``pc=0`` makes a text depend on its word alone).
+    ``mostly_valid=False`` saves the first, optimistic run. ``fatal_limit`` bounds the processes spent on one
+    opcode (low 12 bits) whose words stop the program. Raises ToolError ``[nvdisasm-missing]``,
+    ``[nvdisasm-failed]`` or ``[arch-unknown]``.
     """
     prober = _Prober(find(), arch_option(arch), fatal_limit)
     packed = _pack(words)
@@ -208,7 +210,8 @@ def probe_words(arch: str, words: Words, *, base: int = 0, pc: int | None = None
             for part in (batch[:half], batch[half:]):
                 prober.print_checked(packed, part, base, result)
     if pc is not None:
-        result.texts = [text and _rebase(text, base + WORD_BYTES * i, pc) for i, text in enumerate(result.texts)]
+        result.texts = [text and _rebase(text, base + WORD_BYTES * i, pc)
+                        for i, text in enumerate(result.texts)]
     return result
 
 
@@ -245,7 +248,8 @@ class _Prober:
             return _run(self.program, ["-b", self.option, "-raw", "-ndf", "-base", hex(base), str(path)])
 
     def print_words(self, packed: bytes, indices: list[int], base: int, result: Probe) -> bool:
-        """Run these words as they are. True and texts filled in if all decode; False and nothing done if not."""
+        """Run these words as they are. True and texts filled in if all decode; False and nothing done if
+        not."""
         if not indices:
             return True
         first, last = indices[0], indices[-1]
@@ -288,13 +292,14 @@ class _Prober:
         while todo:
             todo = self._mark(packed, todo, good, result)
         if not self.print_words(packed, good, base, result):
-            raise ToolError("nvdisasm-failed", f"nvdisasm refuses, in a file of {len(good)} words, words that it "
-                            "took among markers", "report the nvdisasm version")
+            raise ToolError("nvdisasm-failed", f"nvdisasm refuses some of {len(good)} words that it took "
+                            "between markers", "report the nvdisasm version")
 
     def _mark(self, packed: bytes, indices: list[int], good: list[int], result: Probe) -> list[int]:
         """One marker run; sorts words into good and bad ones, returns those behind a fatal one."""
         marker = MARKER.to_bytes(WORD_BYTES, "little")
-        # marker, marker, word, marker, word, marker ...: the first two tell how many lines a marker takes itself.
+        # marker, marker, word, marker, word, marker ...: the first two tell how many lines a marker takes
+        # itself.
         image = [marker, marker]
         for i in indices:
             image += (packed[i * WORD_BYTES:(i + 1) * WORD_BYTES], marker)
@@ -329,7 +334,8 @@ class _Prober:
             return []
         culprit = (stopped_at - 2) // 2 if stopped_at >= 2 and not stopped_at & 1 else decided
         if culprit != decided:
-            raise ToolError("nvdisasm-failed", f"nvdisasm stopped at word {culprit}, but reported up to {decided}")
+            raise ToolError("nvdisasm-failed",
+                            f"nvdisasm stopped at word {culprit}, but reported up to word {decided}")
         result.fatal.add(indices[culprit])
         return self._after_fatal(packed, indices, culprit, result)
 

@@ -1,10 +1,10 @@
 """Instruction text cut into a shape and the values that fill it, without a parser.
 
-A *shape* is the text of an instruction with its register indices, numbers, float immediates and label names cut out;
-tens of thousands of lines share a few hundred shapes, so whatever is costly (a parse, an encoding plan) is done once
-per shape. Everything else stays in the shape: mnemonic, modifiers (``.U32``, ``.H0_H0``, ``.X8``), special register
-names, zero and true registers (``RZ``, ``PT``), punctuation and blanks, also odd ones. The cut is lossless by
-construction: the two halves of one ``re.split`` are kept whole.
+A *shape* is the text of an instruction with its register indices, numbers, float immediates and label names
+cut out; tens of thousands of lines share a few hundred shapes, so whatever is costly (a parse, an encoding
+plan) is done once per shape. Everything else stays in the shape: mnemonic, modifiers (``.U32``, ``.H0_H0``,
+``.X8``), special register names, zero and true registers (``RZ``, ``PT``), punctuation and blanks, also odd
+ones. The cut is lossless by construction: the two halves of one ``re.split`` are kept whole.
 """
 
 from __future__ import annotations
@@ -14,19 +14,24 @@ import re
 from collections.abc import Iterable
 
 HOLE = "\x00"
-"""Stands in a shape key where a value was cut out. nvdisasm never prints it; in foreign text it is a value itself."""
+"""Stands in a shape key where a value was cut out. nvdisasm never prints it; in foreign text it is a value
+itself."""
 
-# Register files whose index is a value. A dot in front means a modifier (R0.B2, HFMA2.H0), a word character a name.
-_FILES = ("R", "P", "B", "UR", "UP", "SB", "gsb")
-
-_VALUE = re.compile(
-    r"((?:" + "|".join(rf"(?<=[^\w.%{{]{name})" for name in _FILES) + r")[0-9]+(?!\w)"
-    r"|(?<![\w.%{])[-+]?(?:0x[0-9a-fA-F]+|[0-9]+(?:\.[0-9]+)?(?:e[-+]?[0-9]+)?)(?![\w@%{])"
-    r"|(?<![\w.%{])[-+](?:INF|QNAN|SNAN)(?!\w)"
-    r"|(?:(?<=`\()|(?<=@hi\()|(?<=@lo\())(?:[^()]|\((?:[^()]|\([^()]*\))*\))+(?=\))"
-    r"|\x00)"
+# The pattern starts with a plain character set, so that the engine skips to the next digit or sign on its
+# own; what must stand in front is then asked of the characters just passed. A dot in front means a modifier
+# (R0.B2, .H0_H0), a word character a name, % a snippet's register.
+_FRONT = r"(?<![\w.%].)"
+_DIGITS = r"[0-9]*(?:\.[0-9]+)?(?:e[-+]?[0-9]+)?"
+_NUMBER = (
+    r"[-+0-9\x00](?:"
+    r"(?:(?<=[^\w.%{][RPB][0-9])|(?<=[^\w.%{]U[RP][0-9])|(?<=[^\w.%{]SB[0-9])|(?<=[^\w.%{]gsb[0-9]))[0-9]*(?!\w)"
+    rf"|{_FRONT}(?:(?<=0)x[0-9a-fA-F]+|(?<=[0-9]){_DIGITS}"
+    rf"|(?<=[-+])(?:0x[0-9a-fA-F]+|[0-9]{_DIGITS}|INF|QNAN|SNAN))(?![\w@%])"
+    r"|(?<=\x00))"
 )
-_SPLIT = _VALUE.split
+_NAME = r"(?:(?<=`\()|(?<=@hi\()|(?<=@lo\())(?:[^()]|\((?:[^()]|\([^()]*\))*\))+(?=\))"
+_split_plain = re.compile(f"({_NUMBER})").split
+_split_named = re.compile(f"({_NAME}|{_NUMBER})").split
 
 Value = int | float | str
 
@@ -37,7 +42,7 @@ def split(text: str) -> tuple[str, tuple[str, ...]]:
     >>> split("@!P0 LDG.E R4, desc[UR4][R2.64+0x10]")
     ('@!P\\x00 LDG.E R\\x00, desc[UR\\x00][R\\x00.64+\\x00]', ('0', '4', '4', '2', '0x10'))
     """
-    parts = _SPLIT(text)
+    parts = _split_named(text) if "(" in text else _split_plain(text)
     return HOLE.join(parts[::2]), tuple(parts[1::2])
 
 
@@ -57,8 +62,9 @@ def join(key: str, values: Iterable[str]) -> str:
 def parse_value(value: str) -> Value:
     """One cut-out value: int for indices and integers, float for floats, the text itself for names and NaNs.
 
-    A NaN stays text because its payload is not printed. A decimal without a point (``-13154260``) comes back as
-    int, although nvdisasm prints whole float immediates that way too: the operand's slot decides, not the text.
+    A NaN stays text because its payload is not printed. A decimal without a point (``-13154260``) comes back
+    as int, although nvdisasm prints whole float immediates that way too: the operand's slot decides, not the
+    text.
     """
     head = value.lstrip("+-")
     if head.startswith("0x"):
