@@ -1,0 +1,270 @@
+"""A kernel (or a device function with a section of its own) inside a cubin: words, resources, parameters, lines.
+
+Everything is read lazily and without a driver. Instruction words are one ``(n, 2) uint64`` array over the section's bytes;
+text comes from nvdisasm, once per kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from gwatch.cuda.binary import nvinfo
+from gwatch.cuda.binary.elf import STO_CUDA_ENTRY, STT_FUNC, Elf, Section, Symbol
+from gwatch.cuda.binary.instruction import INSTRUCTION_SIZE, Instruction
+from gwatch.cuda.binary.nvinfo import Attr, Attribute, Parameter
+from gwatch.errors import CubinError, KernelError
+from gwatch.sass import nvdisasm
+from gwatch.sass.arch import Arch
+
+if TYPE_CHECKING:
+    from gwatch.cuda.binary.lines import Call, LineTable
+    from gwatch.sass.cfg import CFG
+
+
+class Instructions(Sequence[Instruction]):
+    """A kernel's instructions in address order, made on access: 45,000 of them cost no 45,000 objects."""
+
+    def __init__(self, kernel: KernelDef) -> None:
+        self._kernel = kernel
+
+    def __len__(self) -> int:
+        return len(self._kernel.words)
+
+    @overload
+    def __getitem__(self, index: int) -> Instruction: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Instruction]: ...
+    def __getitem__(self, index: int | slice) -> Instruction | list[Instruction]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        position = range(len(self))[index]
+        low, high = self._kernel.words[position].tolist()
+        return Instruction(position, high << 64 | low, self._kernel.text)
+
+    def __iter__(self) -> Iterator[Instruction]:
+        text = self._kernel.text
+        for position, (low, high) in enumerate(self._kernel.words.tolist()):
+            yield Instruction(position, high << 64 | low, text)
+
+
+class KernelDef:
+    """One kernel definition. Made by :class:`~gwatch.cuda.binary.cubin.Cubin`; treat it as read-only."""
+
+    def __init__(self, elf: Elf, arch: Arch, symbol: Symbol) -> None:
+        self._elf = elf
+        self.arch = arch
+        self.symbol = symbol
+        self.name = symbol.name
+        self.section_index = symbol.section
+        self.is_entry = bool(symbol.other & STO_CUDA_ENTRY)
+        self._cfg: CFG | None = None
+
+    def __repr__(self) -> str:
+        return f"KernelDef({self.name!r}, {len(self.words)} instructions, {self.arch.name})"
+
+    @property
+    def mangled_prototype(self) -> str:
+        """The kernel's (mangled) name."""
+        return self.name
+
+    @property
+    def section(self) -> Section:
+        return self._elf.section(self.section_index)
+
+    # code -----------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def words(self) -> npt.NDArray[np.uint64]:
+        """All instruction words of the section, shape (n, 2): low and high half. Read-only.
+
+        Raises CubinError [text-size] when the section isn't whole instructions.
+        """
+        content = self._elf.content(self.section)
+        if not content or len(content) % INSTRUCTION_SIZE:
+            raise CubinError(
+                "text-size", f"{self._elf.what}: code section {self.section.name} has {len(content)} bytes,"
+                f" not whole instructions of {INSTRUCTION_SIZE}"
+            )  # fmt: skip
+        return np.frombuffer(content, dtype="<u8").reshape(-1, 2)
+
+    @cached_property
+    def list_instructions(self) -> Instructions:
+        """Instructions in address order, padding included; index i sits at pc ``i * 16``."""
+        return Instructions(self)
+
+    def get_list_instruction(self) -> Instructions:
+        """Same as :attr:`list_instructions`."""
+        return self.list_instructions
+
+    @property
+    def map_pc_to_instruction(self) -> dict[int, Instruction]:
+        """Byte address -> instruction."""
+        return {instruction.pc: instruction for instruction in self.list_instructions}
+
+    @cached_property
+    def texts(self) -> tuple[str, ...]:
+        """nvdisasm's text of every instruction, branch targets absolute. One nvdisasm run per kernel."""
+        lines = nvdisasm.disassemble_words(self.arch.name, self.words, base=0)
+        return tuple(
+            line if line is not None else f"(undecoded) {high:#018x} {low:#018x}"
+            for line, (low, high) in zip(lines, self.words.tolist(), strict=True)
+        )
+
+    def text(self, index: int) -> str:
+        """Text of one instruction."""
+        return self.texts[index]
+
+    @cached_property
+    def inner_functions(self) -> tuple[Symbol, ...]:
+        """Function symbols inside this section besides the kernel itself, by address."""
+        inside = [
+            s for s in self._elf.symbols
+            if s.kind == STT_FUNC and s.section == self.section_index and s.index != self.symbol.index
+        ]  # fmt: skip
+        return tuple(sorted(inside, key=lambda s: s.value))
+
+    # control flow ---------------------------------------------------------------------------------------------
+
+    def parse_cfg(self) -> None:
+        """Build :attr:`cfg`; calling it again does nothing."""
+        if self._cfg is None:
+            from gwatch.sass.cfg import build_cfg
+            from gwatch.sass.isa import isa_for
+
+            self._cfg = build_cfg(self.words, isa_for(self.arch.name))
+
+    @property
+    def cfg(self) -> CFG | None:
+        """The control-flow graph, None before :meth:`parse_cfg`."""
+        return self._cfg
+
+    # resources and parameters ---------------------------------------------------------------------------------
+
+    @cached_property
+    def info_section(self) -> Section | None:
+        """The kernel's own ``.nv.info.<name>`` section."""
+        return next(
+            (s for s in self._elf.sections if s.info == self.section_index and s.name.startswith(".nv.info.")), None
+        )
+
+    @cached_property
+    def attributes(self) -> tuple[Attribute, ...]:
+        """Records of the kernel's own ``.nv.info`` section in file order."""
+        section = self.info_section
+        return nvinfo.parse(self._elf.content(section), section.name) if section is not None else ()
+
+    @cached_property
+    def register_count(self) -> int:
+        """Registers per thread the launch allocates (REGCOUNT). Raises CubinError [regcount-missing]."""
+        section = self._elf.find(".nv.info")
+        counts = nvinfo.by_symbol(nvinfo.parse(self._elf.content(section)), Attr.REGCOUNT) if section else {}
+        if self.symbol.index not in counts:
+            raise CubinError("regcount-missing", f"{self._elf.what}: no REGCOUNT attribute for {self.name}")
+        return counts[self.symbol.index]
+
+    @property
+    def max_threads(self) -> tuple[int, int, int] | None:
+        """Launch bounds (REQNTID, else MAX_THREADS) as x, y, z; None when the kernel states none."""
+        for code in (Attr.REQNTID, Attr.MAX_THREADS):
+            attribute = nvinfo.first(self.attributes, code)
+            if attribute is not None and len(attribute.words) == 3:
+                x, y, z = attribute.words
+                return x, y, z
+        return None
+
+    @cached_property
+    def params(self) -> tuple[Parameter, ...]:
+        """Parameters in signature order: ``(ordinal, offset, size)``, offsets relative to :attr:`param_base`."""
+        return nvinfo.parameters(self.attributes)
+
+    @property
+    def param_base(self) -> int | None:
+        """Byte offset of the parameters in constant bank 0 (PARAM_CBANK); None for device functions."""
+        attribute = nvinfo.first(self.attributes, Attr.PARAM_CBANK)
+        return None if attribute is None or len(attribute.words) != 2 else attribute.words[1] & 0xFFFF
+
+    @property
+    def list_param_sizes(self) -> list[int]:
+        """Byte sizes of the parameters in signature order."""
+        return [p.size for p in self.params]
+
+    @property
+    def list_param_offsets(self) -> list[int]:
+        """Byte offsets of the parameters in signature order."""
+        return [p.offset for p in self.params]
+
+    @property
+    def list_param_sizes_reversed(self) -> list[int]:
+        return self.list_param_sizes[::-1]
+
+    @property
+    def list_param_offsets_reversed(self) -> list[int]:
+        return self.list_param_offsets[::-1]
+
+    # source lines ---------------------------------------------------------------------------------------------
+
+    def _line_table(self, section: str) -> LineTable:
+        from gwatch.cuda.binary.lines import line_table
+
+        return line_table(self._elf, section, self.section_index)
+
+    @cached_property
+    def line_table(self) -> LineTable:
+        """Rows of ``.debug_line`` for this kernel (empty without ``-lineinfo`` / ``-G``)."""
+        return self._line_table(".debug_line")
+
+    @cached_property
+    def ptx_line_table(self) -> LineTable:
+        """Rows of ``.nv_debug_line_sass``: lines of the PTX text the kernel was compiled from."""
+        return self._line_table(".nv_debug_line_sass")
+
+    @cached_property
+    def map_address_to_line(self) -> dict[int, tuple[str, int]]:
+        """Byte address -> (file, line) for every instruction with line information."""
+        return self.line_table.by_address(len(self.words) * INSTRUCTION_SIZE)
+
+    @cached_property
+    def map_line_to_addresses(self) -> dict[tuple[str, int], list[int]]:
+        """(file, line) -> byte addresses, ascending."""
+        return _inverse(self.map_address_to_line)
+
+    @cached_property
+    def set_filepaths(self) -> set[str]:
+        """Files that appear in :attr:`map_address_to_line`."""
+        return {file for file, _ in self.map_address_to_line.values()}
+
+    @cached_property
+    def inlined_at(self) -> dict[int, tuple[Call, ...]]:
+        """Byte address -> call sites the instruction was inlined through, innermost first; absent when not inlined."""
+        return self.line_table.calls_by_address(len(self.words) * INSTRUCTION_SIZE)
+
+    @cached_property
+    def map_address_to_ptx_line(self) -> dict[int, tuple[str, int]]:
+        """Byte address -> (PTX text name, line)."""
+        return self.ptx_line_table.by_address(len(self.words) * INSTRUCTION_SIZE)
+
+    @cached_property
+    def map_ptx_line_to_addresses(self) -> dict[tuple[str, int], list[int]]:
+        return _inverse(self.map_address_to_ptx_line)
+
+    # helpers --------------------------------------------------------------------------------------------------
+
+    def index_of(self, pc: int) -> int:
+        """Instruction index of a byte address. Raises KernelError [pc-unaligned] or [pc-range]."""
+        if pc % INSTRUCTION_SIZE:
+            raise KernelError("pc-unaligned", f"{self.name}: address {pc:#x} is no multiple of {INSTRUCTION_SIZE}")
+        if not 0 <= pc < len(self.words) * INSTRUCTION_SIZE:
+            raise KernelError("pc-range", f"{self.name}: address {pc:#x} outside {len(self.words)} instructions")
+        return pc // INSTRUCTION_SIZE
+
+
+def _inverse(lines: dict[int, tuple[str, int]]) -> dict[tuple[str, int], list[int]]:
+    addresses: dict[tuple[str, int], list[int]] = {}
+    for address in sorted(lines):
+        addresses.setdefault(lines[address], []).append(address)
+    return addresses
