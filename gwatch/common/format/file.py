@@ -1,0 +1,193 @@
+"""A report: a titled list of sections, rendered to one JSON or HTML file and read back from JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from gwatch.common.format.jsonout import ROW_FORM_LIMIT, dump, read_run, run_chunks
+from gwatch.common.format.run import Run, run_of
+from gwatch.errors import GWatchError, TraceError
+
+DEFAULT_TITLE = "G-Watch Report"
+FORMATS = {".json": "json", ".html": "html", ".htm": "html"}
+
+
+class RenderError(GWatchError, ValueError):
+    """A report cannot be written in the form asked for."""
+
+
+class Section:
+    """One part of a report: a title, and data that JSON can hold. Subclasses tell themselves better."""
+
+    def __init__(self, title: str, data: Any = None, type_name: str | None = None) -> None:
+        self.title = title
+        self._data = data
+        self.type = type_name or type(self).__name__
+
+    def json_chunks(self) -> Iterator[str]:
+        """The JSON text of the section's data, in pieces."""
+        yield dump(self._data)
+
+
+class Section_Overview(Section):
+    """The first section of every report: its title, when it was made, and what it contains."""
+
+    def __init__(self, report_title: str, generated_at: str, sections: list[str]) -> None:
+        super().__init__("Overview", {"report_title": report_title, "generated_at": generated_at,
+                                      "sections": sections})
+
+
+class Section_IntraKernelTrace(Section):
+    """Traced launches ("runs") of kernels, with their regions and roles.
+
+    ``row_form`` says whether the JSON report also holds each record as an object of its own under
+    ``trace_results``: True, False, or "auto" (traces of up to 50,000 records).
+    """
+
+    def __init__(self, title: str = "Intra-Kernel Trace", row_form: bool | str = "auto") -> None:
+        super().__init__(title)
+        if row_form not in (True, False, "auto"):
+            raise RenderError("bad-row-form", f"row_form is {row_form!r}", 'use True, False or "auto"')
+        self.row_form = row_form
+        self.runs: list[Run] = []
+
+    def add_run(self, result: Any, site_regions: Iterable[Any] | None = None,
+                scope_roles: Mapping[str, str] | None = None) -> Run:
+        """Add what ``do_trace`` returned, or a dict with the same keys.
+
+        ``site_regions``: ``(enter site, leave site[, label[, "nested"|"fifo"]])`` entries. A site may end
+        one region and begin the next, and begin several. ``scope_roles``: role name per label.
+
+        Raises TraceError ``[empty-result]``, ``[bad-records]``, ``[bad-dimension]``, ``[bad-role]`` and
+        SiteError ``[bad-region]`` (a ValueError).
+        """
+        run = run_of(result, site_regions, scope_roles)
+        self.runs.append(run)
+        return run
+
+    def json_chunks(self) -> Iterator[str]:
+        yield '{"runs":['
+        for i, run in enumerate(self.runs):
+            yield "," if i else ""
+            wanted = len(run.trace) <= ROW_FORM_LIMIT if self.row_form == "auto" else bool(self.row_form)
+            yield from run_chunks(run, wanted)
+        yield "]}"
+
+
+class File:
+    """A report. ``generated_at`` ("YYYY-MM-DD HH:MM:SS") is the time of rendering unless given."""
+
+    def __init__(self, title: str | None = None, generated_at: str | None = None) -> None:
+        self.title = title or DEFAULT_TITLE
+        self.generated_at = generated_at
+        self.sections: list[Section] = []
+
+    def add_section(self, section: Section) -> None:
+        """Append a section; TypeError for anything else."""
+        if not isinstance(section, Section):
+            raise TypeError(f"add_section takes a Section, not {type(section).__name__}")
+        self.sections.append(section)
+
+    @property
+    def traces(self) -> list[Section_IntraKernelTrace]:
+        """The sections that hold traces."""
+        return [s for s in self.sections if isinstance(s, Section_IntraKernelTrace)]
+
+    def render(self, path: str | os.PathLike[str], fmt: str | None = None) -> None:
+        """Write the report; ``fmt`` ("json", "html") or else the file name decides the form.
+
+        Missing parent folders are made, and an existing file is replaced only once the new one is complete.
+        Raises RenderError ``[unknown-format]`` (a ValueError) for any other form.
+        """
+        target = Path(path)
+        kind = FORMATS.get(f".{fmt.lower().lstrip('.')}" if fmt else target.suffix.lower())
+        if kind is None:
+            form = fmt or target.suffix or target.name
+            raise RenderError("unknown-format", f"cannot write a report as {form!r}",
+                              "name the file .json or .html")
+        if kind == "json":
+            chunks = self.json_chunks()
+        else:
+            from gwatch.common.format.html import html_chunks
+            chunks = html_chunks(self)
+        _write(target, chunks)
+
+    def overview(self) -> Section_Overview:
+        """The section that opens the report."""
+        now = self.generated_at or datetime.now().strftime("%Y-%m-%d %H:%M:%S")
+        return Section_Overview(self.title, now, [s.title for s in self.sections])
+
+    def json_chunks(self) -> Iterator[str]:
+        """The JSON text of the report, in pieces."""
+        yield f'{{"title":{dump(self.title)},"sections":['
+        for i, section in enumerate([self.overview(), *self.sections]):
+            yield f'{"," if i else ""}{{"title":{dump(section.title)},"type":{dump(section.type)},"data":'
+            yield from section.json_chunks()
+            yield "}"
+        yield "]}"
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> File:
+        """Read a JSON report back; sections of unknown types are kept as they are.
+
+        Raises TraceError ``[no-file]``, ``[bad-json]``, ``[bad-report]``.
+        """
+        target = Path(path)
+        try:
+            text = target.read_bytes()
+        except OSError as error:
+            raise TraceError("no-file", f"{target}: {error.strerror or error}",
+                             "give a report that File.render wrote as .json") from None
+        try:
+            data = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise TraceError("bad-json", f"{target} is no JSON: {error}",
+                             "give a report that File.render wrote as .json") from None
+        sections = data.get("sections") if isinstance(data, dict) else None
+        if not isinstance(sections, list):
+            raise TraceError("bad-report", f"{target} is no gwatch report: it has no list of sections")
+        report = cls(str(data.get("title") or DEFAULT_TITLE))
+        for i, entry in enumerate(sections):
+            if not isinstance(entry, dict) or not isinstance(entry.get("type"), str):
+                raise TraceError("bad-report", f"{target}: sections[{i}] has no type")
+            _load_section(report, entry, f"{target}: sections[{i}]")
+        return report
+
+
+def _load_section(report: File, entry: dict[str, Any], where: str) -> None:
+    title, kind, data = str(entry.get("title", "")), entry["type"], entry.get("data")
+    if kind == Section_Overview.__name__:
+        if isinstance(data, dict):
+            report.generated_at = data.get("generated_at")
+        return
+    if kind != Section_IntraKernelTrace.__name__:
+        report.add_section(Section(title, data, kind))
+        return
+    runs = data.get("runs") if isinstance(data, dict) else None
+    if not isinstance(runs, list):
+        raise TraceError("bad-report", f"{where} has no list of runs")
+    section = Section_IntraKernelTrace(title)
+    section.runs = [read_run(run, f"{where}.runs[{i}]") for i, run in enumerate(runs)]
+    report.add_section(section)
+
+
+def _write(target: Path, chunks: Iterable[str]) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as stream:
+            for chunk in chunks:
+                stream.write(chunk)
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(name, 0o666 & ~umask)
+        os.replace(name, target)
+    except BaseException:
+        os.unlink(name)
+        raise

@@ -1,0 +1,368 @@
+"""A trace as columns: who recorded (rows), what (site, value), when (time), and where records are missing.
+
+Everything downstream (pairing, analysis, JSON, HTML, text) reads a :class:`Trace`; nothing walks records in
+Python. A *row* is one thread, or one warp for records of warp-level sites. Records are ordered by row, then
+by the order in which the row made them. ``gap[i]`` says that records were lost in the row right before
+record i, so that nothing may be concluded across that point.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gwatch.errors import TraceError
+
+I64 = NDArray[np.int64]
+I32 = NDArray[np.int32]
+U64 = NDArray[np.uint64]
+Bools = NDArray[np.bool_]
+
+WARP = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """One entry per row (R rows), ordered by block, warp, then lane (warp rows first)."""
+
+    tid: I64
+    """Global id: linear block × block size + linear thread, or linear warp × 32 for a warp row."""
+    block: I64
+    """Linear block index."""
+    warp: I32
+    """Warp index within the block."""
+    lane: I32
+    """Lane within the warp; -1 for a warp row."""
+    smid: I32
+    """SM that ran the row; -1 when unknown."""
+    dropped: I64
+    """Records known to be lost in this row."""
+    tail_gap: Bools
+    """True where records were lost after the row's last kept one."""
+    origin: I64
+    """What was taken off this row's raw times (per-SM clocks only, else 0)."""
+    exact: Bools
+    """True where the order of records with equal times is known (from one lane's sequence numbers)."""
+
+    def __len__(self) -> int:
+        return len(self.tid)
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Columns of N records, ordered by (row, order of execution); times in ``unit``."""
+
+    rows: Rows
+    row: I64
+    site: I32
+    time: I64
+    value: U64
+    sequence: I64
+    """Number of the record among those its lane made; -1 when not recorded."""
+    lane: I32
+    """Lane that stored the record; -1 when unknown."""
+    gap: Bools
+
+    def __len__(self) -> int:
+        return len(self.time)
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """Launch shape: grid and block dimensions as (x, y, z)."""
+
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+
+    @property
+    def block_size(self) -> int:
+        return self.block[0] * self.block[1] * self.block[2]
+
+    @property
+    def warps_per_block(self) -> int:
+        return max(1, -(-self.block_size // WARP))
+
+
+def triple(dim: Any, name: str) -> tuple[int, int, int]:
+    """(x, y, z) of a launch dimension given as an int or 1 to 3 ints; missing ones are 1.
+
+    Raises TraceError ``[bad-dimension]``.
+    """
+    if dim is None:
+        return (1, 1, 1)
+    try:
+        items = [int(i) for i in ([dim] if isinstance(dim, (int, np.integer)) else dim)]
+    except (TypeError, ValueError):
+        items = []
+    if not 1 <= len(items) <= 3 or min(items) < 1:
+        raise TraceError("bad-dimension", f"{name} is {dim!r}", "give one to three positive integers")
+    x, y, z = [*items, 1, 1][:3]
+    return (x, y, z)
+
+
+def from_records(records: NDArray[Any], geometry: Geometry, warp_sites: Iterable[int] = (),
+                 lost_after: Mapping[tuple[int, int], int] | None = None) -> Trace:
+    """Columns of a structured record array.
+
+    ``records`` needs the fields ``site`` and ``time``, the block (``block`` as sub-array or struct, or
+    ``block_x``, ``block_y``, ``block_z``) with ``thread`` or ``warp``, or a launch-wide ``warp``. ``lane``,
+    ``sequence`` (from 0 per lane), ``value`` and ``smid`` are used when present. Records belong to the warp
+    where the field ``warp_level`` says so or their site is one of ``warp_sites``. Losses are read off the
+    sequence numbers; ``lost_after`` maps (launch-wide warp, lane) to the number of records lost after its
+    last kept one.
+
+    Raises TraceError ``[bad-records]`` when fields are missing or contradict the launch geometry.
+    """
+    names = records.dtype.names or ()
+    for name in ("site", "time"):
+        if name not in names:
+            raise TraceError("bad-records", f"records have no field {name!r} (fields: {', '.join(names)})")
+    n = len(records)
+
+    def column(name: str, dtype: Any, default: int) -> NDArray[Any]:
+        return records[name].astype(dtype) if name in names else np.full(n, default, dtype)
+
+    site = column("site", np.int32, 0)
+    is_warp = column("warp_level", np.bool_, 0) | np.isin(site, np.fromiter(warp_sites, np.int64, -1))
+    warp, lane = _place(records, names, geometry)
+    return build(site, column("time", np.int64, 0), column("value", np.uint64, 0),
+                 column("sequence", np.int64, -1), column("smid", np.int32, -1), warp, lane, is_warp,
+                 geometry, lost_after)
+
+
+def _place(records: NDArray[Any], names: Sequence[str], geometry: Geometry) -> tuple[I64, I32]:
+    """(launch-wide warp, lane) of each record."""
+    thread = records["thread"].astype(np.int64) if "thread" in names else None
+    if thread is None and "warp" not in names:
+        raise TraceError("bad-records", "records name neither warp nor thread")
+    lane = np.zeros(len(records), np.int32)
+    if "lane" in names:
+        lane = records["lane"].astype(np.int32)
+    elif thread is not None:
+        lane = np.maximum(thread % WARP, 0).astype(np.int32)
+    block = _blocks(records, names, geometry)
+    if block is None:
+        if "warp" not in names:
+            raise TraceError("bad-records", "records name neither block nor warp")
+        return records["warp"].astype(np.int64), lane
+    per_block = geometry.warps_per_block
+    if "warp" in names:
+        warp = records["warp"].astype(np.int64)
+        # Counted within the block or over the launch: in block 0, the only doubt, both are the same.
+        inside = warp if len(warp) == 0 or warp.max() < per_block else warp - block * per_block
+    else:
+        inside = thread // WARP if thread is not None else block
+    if len(inside) and (inside.min() < 0 or inside.max() >= per_block):
+        raise TraceError("bad-records", f"a warp is outside its block of {geometry.block_size} threads")
+    return block * per_block + inside, lane
+
+
+def _blocks(records: NDArray[Any], names: Sequence[str], geometry: Geometry) -> I64 | None:
+    """Linear block index of each record; None when records do not name a block."""
+    if "block_x" in names:
+        parts = [records[name].astype(np.int64) for name in ("block_x", "block_y", "block_z")]
+    elif "block" not in names:
+        return None
+    elif records["block"].dtype.names:
+        parts = [records["block"][name].astype(np.int64) for name in ("x", "y", "z")]
+    elif records["block"].ndim == 2:
+        parts = [records["block"][:, i].astype(np.int64) for i in range(3)]
+    else:
+        return np.asarray(records["block"], np.int64)
+    for part, size in zip(parts, geometry.grid, strict=True):
+        if len(part) and (part.min() < 0 or part.max() >= size):
+            raise TraceError("bad-records", f"a record's block is outside the grid {geometry.grid}")
+    gx, gy, _ = geometry.grid
+    return np.asarray(parts[0] + gx * (parts[1] + gy * parts[2]), np.int64)
+
+
+def from_rows(results: Sequence[Mapping[str, Any]], geometry: Geometry, warp_granularity: bool) -> Trace:
+    """Columns of the row form ``{global_tid, site_id, value, timestamp[, smid][, sequence]}``.
+
+    Raises TraceError ``[bad-records]`` naming the first record that lacks a key or holds no number.
+    """
+    n = len(results)
+    tid = _column(results, "global_tid", np.int64)
+    site = _column(results, "site_id", np.int32)
+    time = _column(results, "timestamp", np.int64)
+    value = _column(results, "value", np.uint64, 0)
+    smid = _column(results, "smid", np.int32, -1)
+    sequence = _column(results, "sequence", np.int64, -1)
+    if warp_granularity:
+        warp, lane = tid // WARP, np.zeros(n, np.int32)
+    else:
+        block, thread = np.divmod(tid, max(1, geometry.block_size))
+        warp = block * geometry.warps_per_block + thread // WARP
+        lane = (thread % WARP).astype(np.int32)
+    is_warp = np.full(n, warp_granularity)
+    return build(site, time, value, sequence, smid, warp, lane, is_warp, geometry, None)
+
+
+def _column(results: Sequence[Mapping[str, Any]], key: str, dtype: Any,
+            default: int | None = None) -> NDArray[Any]:
+    mask = (1 << 64) - 1
+    try:
+        if default is None:
+            return np.fromiter((int(r[key]) for r in results), dtype, len(results))
+        if dtype is np.uint64:
+            return np.fromiter((int(r.get(key) or 0) & mask for r in results), dtype, len(results))
+        return np.fromiter((default if r.get(key) is None else int(r[key]) for r in results), dtype,
+                           len(results))
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
+        for i, r in enumerate(results):
+            found = r.get(key, default) if isinstance(r, Mapping) else r
+            if isinstance(found, bool) or not isinstance(found, (int, np.integer)):
+                raise TraceError("bad-records", f"trace_results[{i}]: {key} is {found!r}") from None
+        raise TraceError("bad-records", f"trace_results: a {key} does not fit {np.dtype(dtype)}") from None
+
+
+def build(site: I32, time: I64, value: U64, sequence: I64, smid: I32, warp: I64, lane: I32, is_warp: Bools,
+          geometry: Geometry, lost_after: Mapping[tuple[int, int], int] | None) -> Trace:
+    """Sort into rows and mark the losses; all columns have one entry per record in any order."""
+    n = len(time)
+    ring = warp * WARP + lane
+    ordered = bool(n == 0 or sequence.min() >= 0)
+    if ordered:
+        before, after = _ring_losses(ring, sequence, lost_after)
+    else:
+        before, after = np.zeros(n, np.int64), np.zeros(n, np.int64)
+    # Warp rows of a warp sort before its threads' rows.
+    row_key = warp * (WARP + 1) + np.where(is_warp, 0, lane.astype(np.int64) + 1)
+    # A lane's own numbers order its records; lanes that take turns for their warp share only the clock.
+    turns = ordered & is_warp & _several_lanes(row_key, lane)
+    order = np.lexsort((sequence, np.where(turns | (not ordered), time, sequence), row_key))
+    keys, row = np.unique(row_key[order], return_inverse=True)
+    row = row.reshape(-1).astype(np.int64)
+    rows = _rows(keys, geometry)
+    gap, tail, lost = _row_losses(order, row, len(keys), ring, time, is_warp, before, after)
+    row_smid = np.full(len(keys), -1, np.int32)
+    row_smid[row[::-1]] = smid[order][::-1]
+    exact = np.full(len(keys), ordered)
+    exact[row[turns[order]]] = False
+    rows = replace(rows, smid=row_smid, dropped=lost, tail_gap=tail, exact=exact)
+    return Trace(rows, row, site[order], time[order], value[order], sequence[order], lane[order], gap)
+
+
+def _several_lanes(row_key: I64, lane: I32) -> Bools:
+    """Per record: does its row hold records of more than one lane?"""
+    if len(row_key) == 0:
+        return np.zeros(0, np.bool_)
+    order = np.argsort(row_key, kind="stable")
+    keys, lanes = row_key[order], lane[order]
+    first = np.r_[True, keys[1:] != keys[:-1]]
+    starts = np.flatnonzero(first)
+    mixed = np.minimum.reduceat(lanes, starts) != np.maximum.reduceat(lanes, starts)
+    result = np.empty(len(keys), np.bool_)
+    result[order] = mixed[np.cumsum(first) - 1]
+    return result
+
+
+def _rows(keys: I64, geometry: Geometry) -> Rows:
+    warp, who = np.divmod(keys, WARP + 1)
+    block, in_block = np.divmod(warp, geometry.warps_per_block)
+    lane = who - 1
+    thread = block * geometry.block_size + in_block * WARP + lane
+    zeros = np.zeros(len(keys), np.int64)
+    no = np.zeros(len(keys), np.bool_)
+    return Rows(np.where(lane < 0, warp * WARP, thread), block, in_block.astype(np.int32),
+                lane.astype(np.int32), zeros.astype(np.int32), zeros, no, zeros, no)
+
+
+def _ring_losses(ring: I64, sequence: I64,
+                 lost_after: Mapping[tuple[int, int], int] | None) -> tuple[I64, I64]:
+    """Per record: records of its lane lost right before it, and lost after it (last of its lane only).
+
+    A lane numbers its records from 0, whatever sites they come from, so every hole in the numbers is a loss.
+    """
+    n = len(ring)
+    before, after = np.zeros(n, np.int64), np.zeros(n, np.int64)
+    if n == 0:
+        return before, after
+    order = np.lexsort((sequence, ring))
+    r, s = ring[order], sequence[order]
+    first = np.r_[True, r[1:] != r[:-1]]
+    hole = np.empty(n, np.int64)
+    hole[0] = s[0]
+    hole[1:] = np.where(first[1:], s[1:], s[1:] - s[:-1] - 1)
+    before[order] = np.maximum(hole, 0)
+    if lost_after:
+        for i in order[np.r_[first[1:], True]]:
+            after[i] = lost_after.get((int(ring[i]) // WARP, int(ring[i]) % WARP), 0)
+    return before, after
+
+
+def _row_losses(order: I64, row: I64, n_rows: int, ring: I64, time: I64, is_warp: Bools, before: I64,
+                after: I64) -> tuple[Bools, Bools, I64]:
+    """(gap per ordered record, tail gap per row, lost records per row) from the losses per lane.
+
+    A hole in a lane's numbers concerns the lane's own row and its warp's row, because the lost record may
+    have come from a thread-level or a warp-level site. In the warp's row the loss may lie anywhere between
+    the lane's two neighbouring records, so every record of the row in that span is cut off from the one
+    before it.
+    """
+    n = len(order)
+    gap, tail, lost = np.zeros(n, np.bool_), np.zeros(n_rows, np.bool_), np.zeros(n_rows, np.int64)
+    if n == 0 or not (before.any() or after.any()):
+        return gap, tail, lost
+    place = np.empty(n, np.int64)
+    place[order] = np.arange(n)
+    row_of = row[place]
+    np.add.at(lost, row_of, before + after)
+    if not is_warp.any():
+        gap[place[before > 0]] = True
+        tail[row_of[after > 0]] = True
+        return gap, tail, lost
+    # Spans (ring, t_from, t_to] that lack records, applied to every row of the warp that the ring feeds.
+    ring_order = np.lexsort((time, ring))
+    previous = np.full(n, np.iinfo(np.int64).min)
+    same = ring[ring_order[1:]] == ring[ring_order[:-1]]
+    previous[ring_order[1:][same]] = time[ring_order[:-1][same]]
+    ordered_time = time[order]
+    starts = np.searchsorted(row, np.arange(n_rows + 1))
+    warp_row = np.full(n_rows, -1, np.int64)
+    by_warp: dict[int, list[int]] = {}
+    for r in np.unique(row_of[is_warp]):
+        warp_row[r] = r
+        by_warp.setdefault(int(ring[order[starts[r]]]) // WARP, []).append(int(r))
+    by_ring = {int(ring[order[starts[r]]]): int(r) for r in range(n_rows) if warp_row[r] < 0}
+    for i in np.flatnonzero((before > 0) | (after > 0)):
+        targets = list(by_warp.get(int(ring[i]) // WARP, ()))
+        own = by_ring.get(int(ring[i]))
+        if own is not None:
+            targets.append(own)
+        for r in targets:
+            lo, hi = int(starts[r]), int(starts[r + 1])
+            times = ordered_time[lo:hi]
+            if before[i]:
+                a = np.searchsorted(times, previous[i], side="right")
+                b = np.searchsorted(times, time[i], side="right")
+                gap[lo + a:lo + b] = True
+                if b == len(times) and a == b:
+                    tail[r] = True
+            if after[i]:
+                a = np.searchsorted(times, time[i], side="right")
+                gap[lo + a:hi] = True
+                tail[r] = True
+    return gap, tail, lost
+
+
+def rebase_per_sm(trace: Trace) -> Trace:
+    """Times of per-SM cycle counters, each SM (or block, where the SM is unknown) made to start at 0.
+
+    Counters of different SMs have unrelated origins; within one SM all differences stay exact.
+    """
+    if len(trace) == 0:
+        return trace
+    rows = trace.rows
+    known = bool((rows.smid >= 0).all())
+    group = rows.smid.astype(np.int64) if known else rows.block
+    _, index = np.unique(group, return_inverse=True)
+    index = index.reshape(-1)
+    low = np.full(int(index.max()) + 1, np.iinfo(np.int64).max)
+    np.minimum.at(low, index[trace.row], trace.time)
+    origin = low[index]
+    return replace(trace, rows=replace(rows, origin=origin), time=trace.time - origin[trace.row])

@@ -1,0 +1,234 @@
+"""One traced launch, ready to be told: the records as columns plus everything known about how they were
+taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from gwatch.common.format import analysis as tables
+from gwatch.common.format.records import I32, Geometry, Trace, from_records, from_rows, rebase_per_sm, triple
+from gwatch.common.format.regions import Intervals, PairCounts, Region, pair, parse_regions
+from gwatch.common.format.scopes import from_scopes, is_scope_shape
+from gwatch.common.format.verdict import Verdict, judge
+from gwatch.errors import TraceError
+
+EVIDENCE = ("outputs", "dropped", "slowdown", "cost_per_record", "registers", "occupancy")
+UNITS = {"sm": "cyc"}
+
+
+def lookup(result: Any, name: str, default: Any = None) -> Any:
+    """``result[name]``, else ``result.name``, else the default."""
+    if isinstance(result, Mapping) and name in result:
+        return result[name]
+    return getattr(result, name, default)
+
+
+def plain(value: Any) -> Any:
+    """JSON-able copy: numpy scalars to Python's, tuples to lists, NaN and infinities to None, keys to
+    strings.
+    """
+    if isinstance(value, (np.generic, np.ndarray)):
+        value = value.tolist()
+    if isinstance(value, float):
+        return value if np.isfinite(value) else None
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, Mapping):
+        return {str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [plain(v) for v in value]
+    return str(value)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A launch: identity, geometry, columns, the regions asked for, and the evidence for the verdict."""
+
+    kernel: str
+    geometry: Geometry
+    trace: Trace
+    regions: tuple[Region, ...]
+    roles: Mapping[str, str]
+    clock: str
+    compile_results: Mapping[str, Any]
+    evidence: Mapping[str, Any]
+    sites: tuple[Mapping[str, Any], ...] = ()
+    warnings: tuple[str, ...] = ()
+    splice_results: Mapping[str, Any] | None = None
+    oe_results: Mapping[str, Any] = field(default_factory=dict)
+    launch: Mapping[str, Any] = field(default_factory=dict)
+    record_shape: str = "site"
+    stored_analysis: Mapping[str, Any] | None = None
+    """Tables read back with the trace; used as they are, instead of being computed again."""
+
+    @property
+    def unit(self) -> str:
+        """Unit of all times: "ns", or "cyc" for the per-SM cycle counter."""
+        return UNITS.get(self.clock, "ns")
+
+    @property
+    def granularity(self) -> str:
+        """"warp" when all rows are warps, else "thread"."""
+        lanes = self.trace.rows.lane
+        if len(lanes) == 0:
+            return str(self.compile_results.get("record_granularity", "thread"))
+        return "warp" if bool((lanes < 0).all()) else "thread"
+
+    @cached_property
+    def paired(self) -> tuple[Intervals, tuple[PairCounts, ...]]:
+        """Intervals of all regions, and per region what did not pair."""
+        return pair(self.trace, self.regions)
+
+    @property
+    def intervals(self) -> Intervals:
+        return self.paired[0]
+
+    @cached_property
+    def labels(self) -> list[str]:
+        """Scope names, sorted; a scope's id is its place here."""
+        return tables.scope_labels(self.regions)
+
+    @cached_property
+    def scope(self) -> I32:
+        """Scope id of each interval."""
+        return tables.scope_of(self.intervals, self.regions, self.labels)
+
+    @cached_property
+    def cover(self) -> tables.Coverage:
+        return tables.coverage(self.intervals)
+
+    @cached_property
+    def time_range(self) -> tuple[int, int]:
+        """(first, last) time of all records; (0, 0) without records."""
+        t = self.trace.time
+        return (int(t.min()), int(t.max())) if len(t) else (0, 0)
+
+    @cached_property
+    def verdict(self) -> Verdict:
+        regions = tables.region_stats(self.regions, self.paired[1])
+        rows = self.trace.rows
+        return judge(self.evidence, len(self.trace), regions, int((rows.dropped > 0).sum()), len(rows))
+
+    @cached_property
+    def analysis(self) -> dict[str, Any]:
+        """The ``analysis`` block of the report format, or the stored one of a trace kept without its
+        records.
+        """
+        if self.stored_analysis is not None:
+            return dict(self.stored_analysis)
+        return analyse(self)
+
+
+def analyse(run: Run) -> dict[str, Any]:
+    """All tables of a run under their report keys."""
+    trace, geometry = run.trace, run.geometry
+    intervals, counts = run.paired
+    t_min, t_max = run.time_range
+    summary, _ = tables.pipeline(run.cover, trace)
+    rows = trace.rows
+    return {
+        "verdict": run.verdict.as_dict(),
+        "clock_type": run.clock,
+        "unit": run.unit,
+        "time_origin": "per SM" if bool(rows.origin.any()) else "launch",
+        "record_shape": run.record_shape,
+        "record_granularity": run.granularity,
+        "n_records": len(trace),
+        "n_rows": len(rows),
+        "n_threads": len(np.unique(intervals.row)),
+        "n_scopes": len(run.labels),
+        "scope_labels": run.labels,
+        "grid_dim": list(geometry.grid),
+        "block_dim": list(geometry.block),
+        "block_size": geometry.block_size,
+        "t_min": t_min,
+        "t_max": t_max,
+        "span": t_max - t_min,
+        "unmatched_starts": sum(c.lost_leaves for c in counts),
+        "unmatched_ends": sum(c.orphan_leaves for c in counts),
+        **{key: plain(run.evidence.get(key)) for key in EVIDENCE},
+        "rows_with_drops": int((rows.dropped > 0).sum()),
+        "warnings": list(run.warnings),
+        "launch": plain(run.launch),
+        "sites": [plain(site) for site in run.sites],
+        "site_regions": [[r.enter, r.leave, r.label] + ([r.pairing] if r.pairing != "nested" else [])
+                         for r in run.regions],
+        "scope_roles": dict(run.roles),
+        "scope_stats": tables.scope_stats(intervals, run.scope, run.labels),
+        "site_stats": tables.site_stats(trace) if run.record_shape == "site" else [],
+        "region_stats": tables.region_stats(run.regions, counts),
+        "pipeline_summary": summary,
+        "longest_bubbles": tables.longest_bubbles(run.cover, run.scope, run.labels, trace),
+        "concurrency": tables.concurrency(run.cover, t_min, t_max),
+    }
+
+
+def run_of(result: Any, site_regions: Iterable[Any] | None = None,
+           scope_roles: Mapping[str, str] | None = None) -> Run:
+    """A :class:`Run` from what ``do_trace`` returned, or from a plain dict with the report format's keys.
+
+    Raises TraceError ``[empty-result]`` for a result without a kernel (nothing matched), ``[bad-records]``
+    and ``[bad-dimension]`` for malformed content, SiteError ``[bad-region]`` for bad regions and ``[bad-
+    role]`` for roles of scopes that do not exist.
+    """
+    records, rows = lookup(result, "records"), lookup(result, "trace_results")
+    if records is None and rows is None:
+        raise TraceError("empty-result", "the result holds neither records nor trace_results",
+                         "trace a kernel first: an empty result means that no launch matched")
+    block = lookup(result, "analysis") or {}
+    compiled = dict(lookup(result, "compile_results") or {})
+    geometry = Geometry(triple(lookup(result, "grid_dim") or block.get("grid_dim"), "grid_dim"),
+                        triple(lookup(result, "block_dim") or block.get("block_dim"), "block_dim"))
+    sites = tuple(dict(site) for site in lookup(result, "sites") or block.get("sites") or ())
+    warp_all = compiled.get("record_granularity") == "warp"
+    shape = "site"
+    regions = parse_regions(site_regions if site_regions is not None else block.get("site_regions"))
+    if isinstance(records, np.ndarray) and records.dtype.names:
+        trace = from_records(records, geometry, _warp_sites(records, sites, warp_all), _lost_after(result))
+    elif rows is None:
+        raise TraceError("bad-records", "records is no structured numpy array")
+    elif is_scope_shape(rows, compiled):
+        trace, regions, shape = *from_scopes(rows, geometry, warp_all), "scope"
+    else:
+        trace = from_rows(rows, geometry, warp_all)
+    clock = str(lookup(result, "clock_type") or compiled.get("clock_type") or "gpu")
+    if clock == "sm":
+        trace = rebase_per_sm(trace)
+    evidence = {key: lookup(result, key, block.get(key)) for key in EVIDENCE}
+    if evidence["dropped"] is None and len(trace) and bool((trace.sequence >= 0).all()):
+        evidence["dropped"] = int(trace.rows.dropped.sum())
+    return Run(str(lookup(result, "kernel_prototype") or "?"), geometry, trace, regions,
+               _roles(scope_roles if scope_roles is not None else block.get("scope_roles"), regions), clock,
+               compiled, evidence, sites, tuple(str(w) for w in lookup(result, "warnings") or
+               block.get("warnings") or ()), lookup(result, "splice_results"), dict(lookup(result,
+               "oe_results") or {}), dict(plain(lookup(result, "launch") or block.get("launch") or {})),
+               shape)
+
+
+def _warp_sites(records: Any, sites: Sequence[Mapping[str, Any]], warp_all: bool) -> list[int]:
+    if warp_all:
+        return [int(s) for s in np.unique(records["site"])]
+    return [int(site.get("site_id", i)) for i, site in enumerate(sites) if site.get("warp_level")]
+
+
+def _lost_after(result: Any) -> dict[tuple[int, int], int] | None:
+    table = lookup(result, "lost_after")
+    if table is None:
+        return None
+    return {(int(w), int(lane)): int(lost) for w, lane, lost in
+            zip(table["warp"], table["lane"], table["lost"], strict=True)}
+
+
+def _roles(scope_roles: Mapping[str, str] | None, regions: Sequence[Region]) -> dict[str, str]:
+    roles = {str(k): str(v) for k, v in (scope_roles or {}).items()}
+    unknown = sorted(set(roles) - {region.label for region in regions})
+    if unknown and regions:
+        raise TraceError("bad-role", f"scope_roles names {', '.join(map(repr, unknown))}",
+                         "the scopes are " + ", ".join(sorted({r.label for r in regions})))
+    return roles

@@ -1,0 +1,96 @@
+"""Whether a trace can be believed: stated rules over the evidence that came with it.
+
+``yes`` needs evidence that outputs stayed the same and that the kernel kept its speed; ``no`` needs one
+broken rule; everything else is ``unknown``, with what is missing. Nothing is assumed in the trace's favour.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+MAX_SLOWDOWN = 1.10
+"""A traced kernel slower than this (and beyond its noise) shows other timings than the plain one."""
+MIN_PAIR_RATE = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """``trustworthy`` is "yes", "no" or "unknown"; ``reasons`` say why it is not "yes"."""
+
+    trustworthy: str
+    line: str
+    reasons: tuple[str, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"trustworthy": self.trustworthy, "line": self.line, "reasons": list(self.reasons)}
+
+
+def judge(evidence: Mapping[str, Any], n_records: int, region_stats: Sequence[Mapping[str, Any]],
+          rows_with_drops: int, n_rows: int) -> Verdict:
+    """Verdict over ``evidence`` (keys outputs, dropped, slowdown, cost_per_record, registers, occupancy)."""
+    against: list[str] = []
+    missing: list[str] = []
+    parts = [_outputs(evidence.get("outputs"), against, missing)]
+    dropped = int(evidence.get("dropped") or 0)
+    parts.append(f"dropped {dropped}")
+    if n_records == 0:
+        against.append("no records")
+    if dropped:
+        share = dropped / (dropped + n_records)
+        rows = f" in {rows_with_drops} of {n_rows} rows" if rows_with_drops else ""
+        against.append(f"{dropped} records ({share:.1%}){rows} were dropped: totals are incomplete")
+    elif evidence.get("dropped") is None:
+        missing.append("drops not counted")
+    parts.append(_slowdown(evidence.get("slowdown"), against, missing))
+    cost = evidence.get("cost_per_record")
+    if cost is not None:
+        parts.append(f"{float(cost):.0f} cycles/record")
+    parts += _resources(evidence, against)
+    for region in region_stats:
+        if region["pair_rate"] < MIN_PAIR_RATE:
+            against.append(f"region {region['label']}: {region['dropped']} boundary records have no partner "
+                           f"(pair rate {region['pair_rate']:.1%}, {region['broken_by_drops']} beside drops)")
+        if region["backwards"]:
+            against.append(f"region {region['label']}: {region['backwards']} intervals end before they begin")
+    word = "no" if against else "unknown" if missing else "yes"
+    line = " · ".join([f"trustworthy: {word}", *(part for part in parts if part)])
+    return Verdict(word, line, (*against, *missing))
+
+
+def _outputs(outputs: Any, against: list[str], missing: list[str]) -> str:
+    if not outputs:
+        missing.append("outputs not compared")
+        return "outputs not checked"
+    text = str(outputs)
+    if text.startswith("differ"):
+        against.append(f"outputs {text}: the traced kernel computed something else")
+    elif not text.startswith(("identical", "nondeterministic")):
+        missing.append(f"outputs {text}")
+    elif text.startswith("nondeterministic"):
+        missing.append("outputs of two plain runs differ, so the traced run's could not be checked")
+    return f"outputs {text}"
+
+
+def _slowdown(slowdown: Any, against: list[str], missing: list[str]) -> str:
+    if not slowdown:
+        missing.append("slowdown not measured")
+        return "slowdown not measured"
+    median, noise = float(slowdown["median"]), float(slowdown.get("noise") or 0.0)
+    if median > MAX_SLOWDOWN and median - 1 > 3 * noise:
+        against.append(f"slowdown {median:.3f} is above {MAX_SLOWDOWN:.2f}: timings are distorted")
+    return f"slowdown {median:.3f} (noise {noise:.3f})"
+
+
+def _resources(evidence: Mapping[str, Any], against: list[str]) -> list[str]:
+    parts = []
+    registers, occupancy = evidence.get("registers"), evidence.get("occupancy")
+    if registers:
+        parts.append(f"registers {registers['before']}→{registers['after']}")
+    if occupancy:
+        before, after = occupancy["before"], occupancy["after"]
+        parts.append(f"{before}→{after} CTAs/SM")
+        if before is not None and after is not None and after < before:
+            against.append(f"occupancy fell from {before} to {after} CTAs/SM: fewer run at once")
+    return parts
