@@ -77,9 +77,9 @@ def result_of(rows: dict[tuple[int, int], list[tuple[int, int]]], grid: tuple[in
     np.random.default_rng(5).shuffle(records)
     result: dict[str, Any] = {
         "kernel_prototype": "_Z4gemmPKfS0_Pf",
-        "compile_results": {"instrumentation_level": "sass", "clock_type": "gpu", "record_shape": "site",
-                            "record_granularity": "warp", "origin_reg_used [avg]": 168, "trace_reg_used
-                            [avg]": 168},
+        "compile_results": {
+            "instrumentation_level": "sass", "clock_type": "gpu", "record_shape": "site",
+            "record_granularity": "warp", "origin_reg_used [avg]": 168, "trace_reg_used [avg]": 168},
         "grid_dim": grid, "block_dim": block, "trace_results": [], "oe_results": {}, "records": records,
         "clock_type": "gpu", "sites": SITES, "outputs": "identical", "dropped": dropped, "warnings": [],
         "slowdown": {"median": 1.004, "low": 1.001, "high": 1.007, "noise": 0.003}, "cost_per_record": 12.2,
