@@ -1,0 +1,97 @@
+"""The code images a process was seen to load, by handle and by kernel name."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+
+_ELF64_HEADER, _SECTION_ENTRY, _PROGRAM_ENTRY, _NOBITS = 64, 64, 56, 8
+
+
+def elf_extent(address: int) -> int:
+    """Bytes that the ELF64 image at a host address occupies; 0 when no ELF image starts there.
+
+    Loads hand over a bare pointer, so the size has to come from the image's own headers.
+    """
+    if not address or ctypes.string_at(address, 4) != b"\x7fELF":
+        return 0
+    header = ctypes.string_at(address, _ELF64_HEADER)
+    if header[4] != 2:
+        return 0
+    program_at, section_at = struct.unpack_from("<QQ", header, 32)
+    program_size, program_count, section_size, section_count = struct.unpack_from("<HHHH", header, 54)
+    if (section_count and section_size != _SECTION_ENTRY) or (
+        program_count and program_size != _PROGRAM_ENTRY
+    ):
+        return 0
+    end = max(
+        _ELF64_HEADER, section_at + section_size * section_count, program_at + program_size * program_count
+    )
+    table = ctypes.string_at(address + section_at, section_size * section_count)
+    for at in range(0, len(table), _SECTION_ENTRY):
+        (kind,) = struct.unpack_from("<I", table, at + 4)
+        offset, size = struct.unpack_from("<QQ", table, at + 24)
+        if kind != _NOBITS:
+            end = max(end, offset + size)
+    return int(end)
+
+
+def has_kernel(image: bytes, name: str) -> bool:
+    """Whether an ELF image has a text section for the kernel; a plain byte search, so that it stays cheap."""
+    return b"\0.text." + name.encode() + b"\0" in image
+
+
+class ImageStore:
+    """Images seen so far. Methods called from callbacks only append, look up and pop."""
+
+    def __init__(self) -> None:
+        self._seen: list[bytes] = []
+        self._by_handle: dict[int, bytes] = {}
+        self._swapped: dict[int, bytes] = {}
+        self._swaps: list[tuple[bytes, ctypes.Array[ctypes.c_char]]] = []
+
+    # called from callbacks
+
+    def seen(self, image: bytes) -> None:
+        """The driver loaded this image somewhere."""
+        self._seen.append(image)
+
+    def loaded(self, handle: int, image: bytes | None, *, swapped: bool = False) -> None:
+        """A load call returned ``handle`` (a CUmodule or CUlibrary) for ``image``."""
+        if image is not None:
+            self._by_handle[handle] = image
+            if swapped:
+                self._swapped[handle] = image
+
+    def forget(self, handle: int) -> None:
+        """A module or library is being unloaded."""
+        self._by_handle.pop(handle, None)
+        self._swapped.pop(handle, None)
+
+    def replacement(self, image: bytes) -> int | None:
+        """Host address of the image to load instead, if one was registered by :meth:`swap`."""
+        for original, patched in self._swaps:
+            if len(original) == len(image) and original == image:
+                return ctypes.addressof(patched)
+        return None
+
+    # called outside
+
+    def swap(self, original: bytes, patched: bytes) -> None:
+        """From now on, a load of ``original`` loads ``patched`` instead."""
+        self._swaps.append((original, ctypes.create_string_buffer(patched, len(patched))))
+
+    def stop_swapping(self) -> dict[int, bytes]:
+        """Load originals again; returns the handles (still loaded) that got a patched image."""
+        self._swaps.clear()
+        swapped, self._swapped = self._swapped, {}
+        return swapped
+
+    def by_handle(self, handle: int) -> bytes | None:
+        """Image of a CUmodule or CUlibrary whose load was seen."""
+        return self._by_handle.get(handle)
+
+    def with_kernel(self, name: str) -> list[bytes]:
+        """Distinct images seen that hold a kernel of this mangled name."""
+        pool = [*self._by_handle.values(), *self._seen]
+        return list(dict.fromkeys(image for image in pool if has_kernel(image, name)))
