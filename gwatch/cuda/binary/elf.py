@@ -11,10 +11,13 @@ programs, whose layout depends on the DWARF version.
 
 from __future__ import annotations
 
+import io
 import struct
 from dataclasses import dataclass
 from functools import cached_property
 
+from elftools.common.utils import struct_parse
+from elftools.dwarf.structs import DWARFStructs
 from elftools.elf import constants as elf_constants
 from elftools.elf import enums as elf_enums
 
@@ -29,6 +32,11 @@ SHT_NOTE = 7
 SHT_NOBITS = 8
 SHT_REL = 9
 SHT_PROGBITS = 1
+ET_REL = 1
+ET_EXEC = 2
+NO_BYTES = frozenset({0, SHT_NOBITS, 0x70000007, 0x7000000A, 0x70000015})
+"""Section types without file contents: NULL, NOBITS and CUDA's own for .nv.global, .nv.shared, reserved shared memory
+(seen in relocatable objects and Mercury copies)."""
 SHF_WRITE = int(elf_constants.SH_FLAGS.SHF_WRITE)
 SHF_ALLOC = int(elf_constants.SH_FLAGS.SHF_ALLOC)
 SHF_EXECINSTR = int(elf_constants.SH_FLAGS.SHF_EXECINSTR)
@@ -100,7 +108,7 @@ class Section:
     @property
     def in_file(self) -> bool:
         """Whether the section occupies bytes of the file."""
-        return self.index != 0 and self.type not in (0, SHT_NOBITS) and self.size > 0
+        return self.index != 0 and self.type not in NO_BYTES and self.size > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,10 +236,10 @@ class Elf:
         end = header.shoff + header.shnum * SHDR.size
         raw = list(SHDR.iter_unpack(self.data[header.shoff : end]))
         for index, fields in enumerate(raw):
-            if index and fields[1] not in (0, SHT_NOBITS):
+            if index and fields[1] not in NO_BYTES:
                 self._check_range(fields[4], fields[5], f"section {index}")
         names = raw[header.shstrndx]
-        if names[1] in (0, SHT_NOBITS):
+        if names[1] in NO_BYTES:
             raise CubinError("elf-sections", f"{self.what}: the section name table has no contents")
         table = self.data[names[4] : names[4] + names[5]]
         sections = []
@@ -306,7 +314,7 @@ class Elf:
         if table.entry_size != SYM.size or table.size % SYM.size:
             raise CubinError("elf-symbol", f"{self.what}: symbol table of {table.size} bytes, {table.entry_size} each")
         strings = self.section(table.link)
-        if strings.type in (0, SHT_NOBITS):
+        if strings.type in NO_BYTES:
             raise CubinError("elf-symbol", f"{self.what}: the symbol table's string section {table.link} is empty")
         names = self.content(strings)
         symbols = []
@@ -342,3 +350,77 @@ class Elf:
                 )
             entries.append(Relocation(fields[0], kind, symbol, fields[2] if section.type == SHT_RELA else None))
         return tuple(entries)
+
+
+@dataclass(frozen=True, slots=True)
+class LineHeader:
+    """Header of one DWARF line-number program. Offsets are relative to the section; ``files`` maps number -> path."""
+
+    offset: int
+    program: int
+    end: int
+    length_size: int
+    version: int
+    min_instruction_length: int
+    default_is_stmt: bool
+    line_base: int
+    line_range: int
+    opcode_base: int
+    opcode_lengths: tuple[int, ...]
+    files: dict[int, str]
+
+
+def _path(directory: bytes | str, name: bytes | str) -> str:
+    parts = [p.decode("utf-8", "backslashreplace") if isinstance(p, bytes) else str(p) for p in (directory, name)]
+    return parts[1] if parts[1].startswith("/") or not parts[0] else f"{parts[0].rstrip('/')}/{parts[1]}"
+
+
+def line_headers(data: bytes, where: str) -> tuple[LineHeader, ...]:
+    """Headers of all line-number programs (DWARF 2 to 5) of a section, by pyelftools.
+
+    Raises CubinError [dwarf-line] for anything that isn't one.
+    """
+    headers = []
+    at = 0
+    while at < len(data):
+        # pyelftools and construct raise many kinds of exceptions on damaged input; each means the same here.
+        try:
+            header = _line_header(data, at)
+        except CubinError:
+            raise
+        except Exception as error:
+            raise CubinError("dwarf-line", f"{where}: damaged line program at {at:#x} ({type(error).__name__})") from None
+        headers.append(header)
+        at = header.end
+    return tuple(headers)
+
+
+def _line_header(data: bytes, at: int) -> LineHeader:
+    wide = data[at : at + 4] == b"\xff\xff\xff\xff"
+    size = 12 if wide else 4
+    length = int.from_bytes(data[at + size - (8 if wide else 4) : at + size], "little")
+    end = at + size + length
+    if length < 10 or end > len(data):
+        raise CubinError("dwarf-line", f"line program at {at:#x} claims {length} of {len(data) - at} bytes")
+    version = int.from_bytes(data[at + size : at + size + 2], "little")
+    if not 2 <= version <= 5:
+        raise CubinError("dwarf-line", f"line program at {at:#x} has DWARF version {version}, known are 2 to 5")
+    structs = DWARFStructs(little_endian=True, dwarf_format=64 if wide else 32, address_size=8, dwarf_version=version)
+    fields = struct_parse(structs.Dwarf_lineprog_header, io.BytesIO(data[at:end]))
+    fixed = at + size + 2 + (2 if version >= 5 else 0) + (8 if wide else 4)
+    program = fixed + fields["header_length"]
+    if program > end or fields["line_range"] == 0 or fields["opcode_base"] == 0:
+        raise CubinError("dwarf-line", f"line program at {at:#x} has an impossible header")
+    files: dict[int, str] = {}
+    if version >= 5:
+        directories = [d["DW_LNCT_path"] for d in fields["directories"]]
+        for number, entry in enumerate(fields["file_names"]):
+            files[number] = _path(directories[entry.get("DW_LNCT_directory_index", 0)], entry["DW_LNCT_path"])
+    else:
+        directories = [b"", *fields["include_directory"]]
+        for number, entry in enumerate(fields["file_entry"], 1):
+            files[number] = _path(directories[entry["dir_index"]], entry["name"])
+    return LineHeader(
+        at, program, end, size, version, fields["minimum_instruction_length"], bool(fields["default_is_stmt"]),
+        fields["line_base"], fields["line_range"], fields["opcode_base"], tuple(fields["standard_opcode_lengths"]), files,
+    )  # fmt: skip

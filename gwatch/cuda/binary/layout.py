@@ -18,7 +18,7 @@ from gwatch.cuda.binary.elf import (
     SHDR,
     SHN_LORESERVE,
     SHN_XINDEX,
-    SHT_NOBITS,
+
     SYM,
     Elf,
     Section,
@@ -318,5 +318,5 @@ class _Layout:
 
 def section_named(elf: Elf, prefixes: tuple[str, ...]) -> list[Section]:
     """Sections whose name starts with one of ``prefixes`` and that occupy bytes of the file, in file order."""
-    found = [s for s in elf.sections if s.type != SHT_NOBITS and s.in_file and s.name.startswith(prefixes)]
+    found = [s for s in elf.sections if s.in_file and s.name.startswith(prefixes)]
     return sorted(found, key=lambda s: s.offset)
