@@ -1,0 +1,105 @@
+"""The site map: what each record of a patched kernel means.
+
+It travels inside the patched cubin (a note section named :data:`NOTE_NAME`) and beside it as
+``out.map.json``, so that a ring can be decoded with nothing but the cubin at hand.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from gwatch.errors import TraceError
+from gwatch.rewrite.ring import RingFormat
+
+NOTE_NAME = ".note.gwatch.sites"
+MAP_VERSION = 1
+
+CLOCKS = ("gpu", "sm", "anchor")
+"""``gpu``: ns timer, one axis for the whole GPU. ``sm``: the SM's cycle counter. ``anchor``: the cycle
+counter mapped to the ns axis by clock pairs. A clock read is an issue time: it waits for nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class MappedSite:
+    """One site of a patched kernel. ``index`` and ``pc`` are the original's, ``new_pc`` is where its code
+    landed."""
+
+    site_id: int
+    index: int
+    pc: int
+    new_pc: int
+    instruction: str
+    file: str | None
+    line: int | None
+    value: str
+    """``none``, ``R8``, ``R8:64``, ``UR4``, ``UR4:64``, ``smid``, or a special: ``activemask``, ``ns``,
+    ``ns:64``."""
+    warp_level: bool
+    unconditional: bool
+    pair: bool
+    """The record's y word is the low word of the ns timer, read right after the clock."""
+    label: str | None = None
+
+    @property
+    def value_bits(self) -> int:
+        """Bits of the value in the record: 0, 32 or 64 (``smid`` comes from the warp's header: 0)."""
+        if self.value in ("none", "smid"):
+            return 0
+        return 64 if self.value.endswith(":64") else 32
+
+
+@dataclass(frozen=True, slots=True)
+class SiteMap:
+    """All that a decoder must know of a patched kernel besides the launch."""
+
+    kernel: str
+    arch: str
+    clock: str
+    format: RingFormat
+    descriptor_symbol: str
+    descriptor_offset: int
+    sites: tuple[MappedSite, ...]
+    registers_before: int
+    registers_after: int
+    pairs_at_exit: bool
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON-ready dict with a format version."""
+        data: dict[str, Any] = {"version": MAP_VERSION}
+        for field in fields(self):
+            data[field.name] = getattr(self, field.name)
+        data["format"] = self.format.to_json()
+        data["sites"] = [asdict(site) for site in self.sites]
+        return data
+
+    def to_bytes(self) -> bytes:
+        """UTF-8 JSON, the note's payload."""
+        return json.dumps(self.to_json(), separators=(",", ":")).encode()
+
+    @classmethod
+    def from_json(cls, data: Any) -> SiteMap:
+        """Raises TraceError ``site-map`` for another version, or damaged or missing entries."""
+        version = data.get("version") if isinstance(data, dict) else None
+        if version != MAP_VERSION:
+            raise TraceError("site-map", f"site map version {version!r}, this reader knows {MAP_VERSION}")
+        try:
+            values = {field.name: data[field.name] for field in fields(cls)}
+            values["format"] = RingFormat.from_json(data["format"])
+            values["sites"] = tuple(MappedSite(**site) for site in data["sites"])
+        except (KeyError, TypeError) as error:
+            raise TraceError("site-map", f"the site map is damaged: {error}") from None
+        result = cls(**values)
+        if result.clock not in CLOCKS or any(s.site_id != i for i, s in enumerate(result.sites)):
+            raise TraceError("site-map", "the site map is damaged: unknown clock or unordered sites")
+        return result
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> SiteMap:
+        """Raises TraceError ``site-map``."""
+        try:
+            parsed = json.loads(data)
+        except ValueError as error:
+            raise TraceError("site-map", f"the site map is not JSON: {error}") from None
+        return cls.from_json(parsed)
