@@ -106,8 +106,8 @@ def region_stats(regions: Sequence[Region], counts: Sequence[PairCounts]) -> lis
     return [{"label": r.label, "enter_site": r.enter, "leave_site": r.leave, "pairing": r.pairing,
              "intervals": c.intervals, "rows": c.rows, "dropped": c.lost_leaves + c.orphan_leaves,
              "lost_leaves": c.lost_leaves, "orphan_leaves": c.orphan_leaves, "broken_by_drops": c.broken,
-             "backwards": c.backwards, "pair_rate": c.pair_rate} for r, c in zip(regions, counts,
-             strict=True)]
+             "at_edges": c.edges, "backwards": c.backwards, "pair_rate": c.pair_rate}
+            for r, c in zip(regions, counts, strict=True)]
 
 
 def coverage(intervals: Intervals) -> Coverage:

@@ -44,6 +44,9 @@ class PairCounts:
     """Leaves without an entry."""
     broken: int
     """How many of those two lie next to lost records, which explains them."""
+    edges: int
+    """How many of the rest are a row's first boundary, a leave, or its last, an entry: begun before, or still
+    open after, what was recorded."""
     backwards: int
     """Intervals whose leave carries an earlier time than their entry (clock fit); their duration is 0."""
     rows: int
@@ -71,6 +74,11 @@ class Intervals:
 
     def __len__(self) -> int:
         return len(self.start)
+
+    def take(self, mask: Bools) -> Intervals:
+        """The intervals in ``mask``, with the depths they had."""
+        return Intervals(self.row[mask], self.region[mask], self.start[mask], self.end[mask],
+                         self.depth[mask], self.opened[mask], self.closed[mask])
 
 
 def parse_regions(site_regions: Iterable[Any] | None) -> tuple[Region, ...]:
@@ -149,7 +157,7 @@ def _pair_one(trace: Trace, region: Region, losses: _Losses) -> tuple[I64, I64, 
     enters = trace.site == region.enter
     chosen = np.flatnonzero(enters | (trace.site == region.leave))
     if len(chosen) == 0:
-        return chosen, chosen, PairCounts(0, 0, 0, 0, 0, 0, 0, 0)
+        return chosen, chosen, PairCounts(0, 0, 0, 0, 0, 0, 0, 0, 0)
     row, segment = trace.row[chosen], losses.segment[chosen]
     group = np.r_[0, np.cumsum((row[1:] != row[:-1]) | (segment[1:] != segment[:-1]))].astype(np.int64)
     loose = ~trace.rows.exact[row]
@@ -168,8 +176,11 @@ def _pair_one(trace: Trace, region: Region, losses: _Losses) -> tuple[I64, I64, 
     alone[a[match]] = alone[b[match]] = False
     n_open, n = int(is_open.sum()), len(opened)
     explained = np.where(is_open, losses.after[chosen], losses.before[chosen])
+    change = row[1:] != row[:-1]
+    edge = np.where(is_open, np.r_[change, True], np.r_[True, change]) & alone & ~explained
     counts = PairCounts(n_open, len(chosen) - n_open, n, n_open - n, len(chosen) - n_open - n,
-                        int((alone & explained).sum()), int((trace.time[closed] < trace.time[opened]).sum()),
+                        int((alone & explained).sum()), int(edge.sum()),
+                        int((trace.time[closed] < trace.time[opened]).sum()),
                         len(np.unique(trace.row[opened])))
     return opened, closed, counts
 

@@ -66,6 +66,8 @@ class Run:
     record_shape: str = "site"
     stored_analysis: Mapping[str, Any] | None = None
     """Tables read back with the trace; used as they are, instead of being computed again."""
+    window: tuple[int, int] | None = None
+    """Only intervals that overlap this span of time count."""
 
     @property
     def unit(self) -> str:
@@ -83,7 +85,11 @@ class Run:
     @cached_property
     def paired(self) -> tuple[Intervals, tuple[PairCounts, ...]]:
         """Intervals of all regions, and per region what did not pair."""
-        return pair(self.trace, self.regions)
+        intervals, counts = pair(self.trace, self.regions)
+        if self.window is not None:
+            low, high = self.window
+            intervals = intervals.take((intervals.end >= low) & (intervals.start <= high))
+        return intervals, counts
 
     @property
     def intervals(self) -> Intervals:

@@ -12,7 +12,6 @@ from typing import Any
 
 MAX_SLOWDOWN = 1.10
 """A traced kernel slower than this (and beyond its noise) shows other timings than the plain one."""
-MIN_PAIR_RATE = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +48,9 @@ def judge(evidence: Mapping[str, Any], n_records: int, region_stats: Sequence[Ma
         parts.append(f"{float(cost):.0f} cycles/record")
     parts += _resources(evidence, against)
     for region in region_stats:
-        if region["pair_rate"] < MIN_PAIR_RATE:
-            against.append(f"region {region['label']}: {region['dropped']} boundary records have no partner "
+        alone = region["dropped"] - region["at_edges"]
+        if alone:
+            against.append(f"region {region['label']}: {alone} boundary records inside rows have no partner "
                            f"(pair rate {region['pair_rate']:.1%}, {region['broken_by_drops']} beside drops)")
         if region["backwards"]:
             against.append(f"region {region['label']}: {region['backwards']} intervals end before they begin")

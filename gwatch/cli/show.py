@@ -1,0 +1,162 @@
+"""``gwatch show trace.json``: the text views of a trace. Needs neither a GPU nor a driver."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+from typing import Any
+
+EXAMPLES = """examples:
+  gwatch show trace.json
+  gwatch show trace.json --block 0-3 --longest-bubble
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = EXAMPLES
+    parser.add_argument("report", help="a report that File.render wrote as .json")
+    parser.add_argument("--run", default="0", metavar="N", help="which of the report's runs (default 0)")
+    narrow = parser.add_argument_group("narrowing (ranges: 0-3,5 or [0,31],[64,95])")
+    narrow.add_argument("--select", metavar="TOKEN", help="a selection copied from the HTML page")
+    narrow.add_argument("--tid", metavar="RANGES", help="global thread ids")
+    narrow.add_argument("--block", metavar="RANGES", help="linear block ids")
+    narrow.add_argument("--warp", metavar="RANGES", help="warps within their block")
+    narrow.add_argument("--stime", metavar="T", help="keep what ends at or after this time")
+    narrow.add_argument("--etime", metavar="T", help="keep what starts at or before this time")
+    views = parser.add_argument_group("views (default: header, tables, pipeline, timeline)")
+    views.add_argument("--stats", action="store_true", help="the three tables in full")
+    views.add_argument("--timeline", action="store_true", help="rows over time")
+    views.add_argument("--bubbles", action="store_true", help="pipeline summary and longest bubbles")
+    views.add_argument("--concurrency", action="store_true", help="rows inside a region, over time")
+    views.add_argument("--outliers", action="store_true", help="rows with unusual active time")
+    views.add_argument("--longest-bubble", action="store_true", help="the ten longest bubbles")
+    views.add_argument("--longest", metavar="SCOPE", help="the ten longest intervals of a scope")
+    parser.add_argument("--sample", default="32", metavar="N",
+                        help="rows in the timeline (default 32, 0 = all)")
+    parser.add_argument("--sort-by", metavar="KEY",
+                        help="timeline order: tid, active, bubble, lifetime, or a scope")
+    parser.add_argument("--human", action="store_true",
+                        help="block glyphs and colours even when not a terminal")
+    parser.add_argument("--json", action="store_true", help="the tables as JSON, and nothing else")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the views asked for; 0, or 3 when the trace holds no record. Bad input raises GWatchError."""
+    from gwatch.common.format import File
+    from gwatch.common.format.jsonout import dump
+
+    report = File.load(args.report)
+    full, number, total = _choose(report, args.run)
+    sample = _integer(args.sample, "--sample", 0)
+    narrowed = _narrow(full, args)
+    if args.json:
+        print(dump(_summary(narrowed, full)))
+    else:
+        print("\n".join(_views(narrowed, full, number, total, sample, args)))
+    return 0 if len(full.trace) else 3
+
+
+def _integer(text: str | None, flag: str, least: int | None = None) -> int:
+    from gwatch.errors import TraceError
+    try:
+        value = int(str(text))
+    except ValueError:
+        value = None
+    if value is None or (least is not None and value < least):
+        raise TraceError("bad-number", f"{flag} {text!r}", "give a whole number" + (
+            f" of at least {least}" if least is not None else ""))
+    return value
+
+
+def _choose(report: Any, text: str) -> tuple[Any, int, int]:
+    from gwatch.errors import TraceError
+    runs = [run for section in report.traces for run in section.runs]
+    if not report.traces:
+        raise TraceError("no-section", "the report has no Section_IntraKernelTrace",
+                         "it has " + (", ".join(s.type for s in report.sections) or "no sections"))
+    if not runs:
+        raise TraceError("no-run", "the report's trace section holds no run")
+    number = _integer(text, "--run")
+    if not 0 <= number < len(runs):
+        raise TraceError("bad-run", f"--run {number}: the report has {len(runs)} run{'s' * (len(runs) > 1)}",
+                         f"give 0 to {len(runs) - 1}")
+    return runs[number], number, len(runs)
+
+
+def _narrow(run: Any, args: argparse.Namespace) -> Any:
+    from gwatch.common.format import select
+    if args.select is not None:
+        run = select.apply_selection(run, select.parse_token(args.select))
+    if args.tid is not None or args.block is not None or args.warp is not None:
+        run = select.select_rows(run, args.tid, args.block, args.warp)
+    if args.stime is not None or args.etime is not None:
+        start = _integer(args.stime, "--stime") if args.stime is not None else None
+        end = _integer(args.etime, "--etime") if args.etime is not None else None
+        run = select.keep_time(run, start, end)
+    return run
+
+
+def _summary(run: Any, full: Any) -> dict[str, Any]:
+    a = run.analysis
+    first = ("scope_labels", "n_threads", "n_records", "t_min", "t_max")
+    skip = {"verdict", "grid_dim", "block_dim", "block_size"}
+    return {"kernel_prototype": run.kernel, "verdict": full.analysis["verdict"],
+            "compile_results": dict(run.compile_results),
+            "launch": {"grid_dim": a["grid_dim"], "block_dim": a["block_dim"], "block_size": a["block_size"],
+                       "warp_size": 32}, **{k: a[k] for k in first},
+            **{k: v for k, v in a.items() if k not in skip and k not in first and k != "launch"},
+            "launch_details": a.get("launch") or {}, "filtered": run is not full}
+
+
+def _views(run: Any, full: Any, number: int, total: int, sample: int, args: argparse.Namespace) -> list[str]:
+    from gwatch.common.format import timeline, views
+    from gwatch.common.format.text import Style
+    from gwatch.errors import TraceError
+    terminal = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+    style = Style(args.human or (terminal and (sys.stdout.encoding or "").lower().startswith("utf")),
+                  args.human or (terminal and not os.environ.get("NO_COLOR")))
+    if args.longest is not None and args.longest not in run.labels:
+        raise TraceError("no-scope", f"there is no scope {args.longest!r}",
+                         "the scopes are " + (", ".join(run.labels) or "none: the trace has no regions"))
+    chosen = (args.stats, args.timeline, args.bubbles, args.concurrency, args.outliers, args.longest_bubble,
+              args.longest is not None)
+    default = not any(chosen)
+    blocks = [views.verdict_lines(full.analysis["verdict"], style), views.header(run, number, total, style)]
+    if default or args.stats:
+        limits = (12, 8, 8) if default else (None, None, None)
+        if run.window is None:
+            blocks += [views.site_table(run, style, limits[0]), views.region_table(run, style, limits[1])]
+        blocks.append(views.scope_table(run, style, limits[2]))
+    if default or args.bubbles:
+        blocks.append(views.pipeline_view(run, style))
+    if args.bubbles or args.longest_bubble:
+        blocks.append(views.bubbles_view(run, style, 10 if args.longest_bubble else 5))
+    if args.concurrency:
+        blocks.append(views.concurrency_view(run, style))
+    if args.outliers:
+        blocks.append(views.outliers_view(run, style))
+    if args.longest is not None:
+        blocks.append(views.longest_view(run, args.longest, style))
+    if default or args.timeline:
+        blocks.append(timeline.timeline_view(run, style, sample, args.sort_by))
+    blocks.append(_next(run, args, number, style))
+    return "\n\n".join("\n".join(block) for block in blocks if block).split("\n")
+
+
+def _next(run: Any, args: argparse.Namespace, number: int, style: Any) -> list[str]:
+    """Commands worth running next, ready to paste."""
+    base = f"gwatch show {shlex.quote(args.report)}" + (f" --run {number}" if number else "")
+    a = run.analysis
+    commands = []
+    if a["longest_bubbles"]:
+        rows = run.trace.rows
+        block = int(rows.block[rows.tid == a["longest_bubbles"][0]["tid"]][0])
+        commands += [f"{base} --longest-bubble", f"{base} --block {block} --timeline --bubbles"]
+    if a["scope_stats"]:
+        commands.append(f"{base} --longest {shlex.quote(a['scope_stats'][0]['scope_label'])}")
+    commands.append(f"{base} --json")
+    return [style.bold("Next"), *(f"  {style.clean(command)}" for command in commands)]

@@ -1,0 +1,80 @@
+"""Text building blocks: durations, tables, row names, and what a terminal may be sent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gwatch.common.format.records import Rows
+
+ASCII = str.maketrans({"·": "|", "→": "->", "µ": "u", "…": "...", "×": "x", "—": "-", "≥": ">=", "≤": "<=",
+                       "⋅": "."})
+SCOPE_COLOURS = (32, 208, 39, 170, 142, 33, 203, 244)
+"""Terminal colours (256-colour codes) of the scopes, in label order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Style:
+    """What the reader's terminal can show."""
+
+    unicode: bool = False
+    colour: bool = False
+
+    def clean(self, text: str) -> str:
+        """``text`` without control characters, and in ASCII where nothing else is safe."""
+        text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+        if self.unicode:
+            return text
+        return text.translate(ASCII).encode("ascii", "backslashreplace").decode("ascii")
+
+    def bold(self, text: str) -> str:
+        return f"\x1b[1m{text}\x1b[0m" if self.colour else text
+
+    def faint(self, text: str) -> str:
+        return f"\x1b[2m{text}\x1b[0m" if self.colour else text
+
+    def scope(self, text: str, index: int) -> str:
+        """``text`` in the colour of the scope with that index."""
+        code = SCOPE_COLOURS[index % len(SCOPE_COLOURS)]
+        return f"\x1b[38;5;{code}m{text}\x1b[0m" if self.colour else text
+
+
+def duration(value: float | None, unit: str) -> str:
+    """Two decimals in the unit that suits the size: ns, µs, ms, s, or cyc, k cyc, M cyc; "-" for None."""
+    if value is None:
+        return "-"
+    steps = (("ns", 1.0), ("µs", 1e3), ("ms", 1e6), ("s", 1e9)) if unit == "ns" else (
+        ("cyc", 1.0), ("k cyc", 1e3), ("M cyc", 1e6), ("G cyc", 1e9))
+    # Rounding decides, so that 999.996 ns reads as 1.00 µs and not as 1000.00 ns.
+    fitting = [step for step in steps if round(abs(value) / step[1], 2) >= 1] or [steps[0]]
+    name, scale = fitting[-1]
+    if scale == 1.0 and float(value).is_integer():
+        return f"{int(value)} {name}"
+    return f"{value / scale:.2f} {name}"
+
+
+def locator(rows: Rows, row: int) -> str:
+    """``b0 w0 t5`` for a thread, ``b0 w0`` for a warp; warp and thread count within the block."""
+    lane, warp = int(rows.lane[row]), int(rows.warp[row])
+    text = f"b{int(rows.block[row])} w{warp}"
+    return text if lane < 0 else f"{text} t{warp * 32 + lane}"
+
+
+def clip(text: str, width: int) -> str:
+    """``text`` cut to ``width`` characters, the cut marked."""
+    return text if len(text) <= width else text[:width - 1] + "…"
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[Any]], left: Iterable[int] = (0,)) -> list[str]:
+    """Lines of a table: header, rule, rows; columns in ``left`` are aligned left, the others right."""
+    cells = [[str(c) for c in row] for row in rows]
+    widths = [max(len(line[i]) for line in (list(head), *cells)) for i in range(len(head))]
+    keep_left = set(left)
+
+    def line(row: Sequence[str]) -> str:
+        parts = [c.ljust(w) if i in keep_left else c.rjust(w)
+                 for i, (c, w) in enumerate(zip(row, widths, strict=True))]
+        return "  ".join(parts).rstrip()
+
+    return [line(list(head)), "  ".join("-" * w for w in widths), *(line(row) for row in cells)]

@@ -1,0 +1,120 @@
+"""The timeline as text: one line per row, one glyph per slice of time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gwatch.common.format import analysis as tables
+from gwatch.common.format.run import Run
+from gwatch.common.format.text import Style, clip, duration, locator
+from gwatch.errors import TraceError
+
+COLUMNS = 91
+SAMPLE = 32
+GLYPHS = "█▓▒░▚▞◆◇●○▲▽"
+PLAIN_GLYPHS = "#=+:%@oxXO^v"
+SORTS = ("tid", "active", "bubble", "lifetime")
+
+
+def row_order(run: Run, sort_by: str | None) -> NDArray[np.int64]:
+    """Rows in display order: by role and id unless ``sort_by`` names tid, active, bubble, lifetime or a scope
+    (longest first).
+
+    Raises TraceError ``[bad-sort]``.
+    """
+    n = len(run.trace.rows)
+    if sort_by == "tid":
+        return np.arange(n)
+    if sort_by is None:
+        _, role = tables.row_roles(run.intervals, run.scope, run.labels, run.roles, n)
+        return np.lexsort((np.arange(n), np.where(role < 0, len(run.labels), role)))
+    weight: NDArray[Any] = np.zeros(n)
+    if sort_by in run.labels:
+        mine = run.scope == run.labels.index(sort_by)
+        length = (run.intervals.end - run.intervals.start)[mine]
+        weight = np.bincount(run.intervals.row[mine], length, minlength=n)
+    elif sort_by in SORTS:
+        _, per_row = tables.pipeline(run.cover, run.trace)
+        weight[per_row[:, 0]] = per_row[:, SORTS.index(sort_by)]
+    else:
+        raise TraceError("bad-sort", f"--sort-by {sort_by!r}", "one of " + ", ".join([*SORTS, *run.labels]))
+    return np.lexsort((np.arange(n), -weight))
+
+
+def timeline_view(run: Run, style: Style, sample: int = SAMPLE, sort_by: str | None = None) -> list[str]:
+    """Legend, and evenly strided rows of the display order; ``sample`` 0 shows every row."""
+    order = row_order(run, sort_by)
+    if len(order) == 0:
+        return []
+    shown = order if sample == 0 or sample >= len(order) else order[
+        np.linspace(0, len(order) - 1, sample).round().astype(np.int64)]
+    low, high = run.window if run.window is not None else run.time_range
+    noun = "warps" if run.granularity == "warp" else "threads" if (run.trace.rows.lane >= 0).all() else "rows"
+    about = f" (showing {len(shown)} of {len(order)} {noun}, width={COLUMNS} cols"
+    lines = [style.bold("Timeline") + style.clean(f"{about}, span={duration(high - low, run.unit)})")]
+    glyphs = GLYPHS if style.unicode else PLAIN_GLYPHS
+    gap = "·" if style.unicode else "."
+    scopes = bool(run.labels)
+    if scopes:
+        legend = [style.scope(glyphs[i % len(glyphs)], i) + " " + style.clean(clip(label, 24))
+                  for i, label in enumerate(run.labels[:len(glyphs)])]
+        lines.append("  ".join([*legend, f"{gap} outside"]))
+    else:
+        lines.append(style.clean(f"no regions: digits are the last digits of site ids, {gap} no record"))
+    names, role = tables.row_roles(run.intervals, run.scope, run.labels, run.roles, len(run.trace.rows))
+    heads = [locator(run.trace.rows, int(r)) for r in shown]
+    if names:
+        tags = [clip(names[role[r]], 12) if role[r] >= 0 else "" for r in shown]
+        width = max(map(len, tags))
+        heads = [f"{tag:{width}} {head}" for tag, head in zip(tags, heads, strict=True)]
+    width = max(map(len, heads))
+    starts = np.searchsorted(run.intervals.row if scopes else run.trace.row, [shown, shown + 1])
+    for head, a, b in zip(heads, starts[0], starts[1], strict=True):
+        cells = (_scope_cells if scopes else _site_cells)(run, slice(a, b), low, high)
+        text = "".join(gap if c < 0 else style.scope(glyphs[c % len(glyphs)], c) if scopes else str(c % 10)
+                       for c in cells.tolist())
+        lines.append(f"{style.clean(head):{width}} {text}")
+    return lines
+
+
+def _edges(low: int, high: int) -> NDArray[Any]:
+    return np.linspace(low, max(high, low + 1), COLUMNS + 1)
+
+
+def _scope_cells(run: Run, part: slice, low: int, high: int) -> NDArray[np.int64]:
+    """Per column, the scope that fills most of it (innermost regions first); -1 for none."""
+    edges = _edges(low, high)
+    start, end = run.intervals.start[part], run.intervals.end[part]
+    scope, depth = run.scope[part], run.intervals.depth[part]
+    cells = np.full(COLUMNS, -1, np.int64)
+    best = np.zeros(COLUMNS)
+    level = np.full(COLUMNS, -1, np.int64)
+    width = edges[1] - edges[0]
+    first = np.clip(((start - low) / width).astype(np.int64), 0, COLUMNS - 1)
+    last = np.clip(((end - low) / width).astype(np.int64), 0, COLUMNS - 1)
+    for s, e, k, d, a, b in zip(start, end, scope, depth, first, last, strict=True):
+        if e < low or s > high:
+            continue
+        span = slice(a, b + 1)
+        share = np.minimum(e, edges[1:][span]) - np.maximum(s, edges[:-1][span])
+        share = np.maximum(share, width * 1e-3)
+        # A nested region shows above the one around it as soon as it fills half of the slice.
+        better = np.where(d > level[span], (share >= width / 2) | (share > best[span]), share > best[span])
+        best[span] = np.where(better, share, best[span])
+        level[span] = np.where(better, d, level[span])
+        cells[span] = np.where(better, k, cells[span])
+    return cells
+
+
+def _site_cells(run: Run, part: slice, low: int, high: int) -> NDArray[np.int64]:
+    """Per column, the last site recorded in it; -1 for none."""
+    cells = np.full(COLUMNS, -1, np.int64)
+    time = run.trace.time[part]
+    inside = (time >= low) & (time <= high)
+    width = max(high - low, 1) / COLUMNS
+    place = np.minimum(((time[inside] - low) / width).astype(np.int64), COLUMNS - 1)
+    cells[place] = run.trace.site[part][inside]
+    return cells

@@ -1,0 +1,223 @@
+"""The text views of a run: verdict, header, tables, pipeline, bubbles, concurrency, outliers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from gwatch.common.format import analysis as tables
+from gwatch.common.format.run import Run
+from gwatch.common.format.text import Style, clip, duration, locator, table
+
+MAX_REASONS = 4
+MAX_WARNINGS = 2
+FIELD = 15
+REGISTER_KEYS = ("origin_reg_used [avg]", "trace_reg_used [avg]")
+WIDTH = 110
+OUTLIER_Z = 2.0
+MAX_OUTLIERS = 20
+LONGEST = 10
+
+
+def verdict_lines(verdict: Mapping[str, Any], style: Style) -> list[str]:
+    """The verdict, and why it is not "yes"."""
+    lines = [style.bold(style.clean(str(verdict["line"])))]
+    reasons = [str(r) for r in verdict["reasons"]]
+    lines += [style.clean(clip(f"  - {r}", WIDTH)) for r in reasons[:MAX_REASONS]]
+    if len(reasons) > MAX_REASONS:
+        lines.append(f"  - and {len(reasons) - MAX_REASONS} more (--json)")
+    return lines
+
+
+def header(run: Run, number: int, total: int, style: Style) -> list[str]:
+    """Who, what, where: kernel, run, how it was recorded, launch, counts, scopes, time range."""
+    a = run.analysis
+    unit = run.unit
+    compiled = run.compile_results
+    bits = [str(compiled.get("instrumentation_level", "sass")), f"{run.record_shape} records",
+            f"per {run.granularity}", f"clock={run.clock}"]
+    bits += [f"{key}={compiled[key]}" for key in REGISTER_KEYS if key in compiled]
+    grid, block = ("x".join(map(str, dims)) for dims in (run.geometry.grid, run.geometry.block))
+    labels = a["scope_labels"]
+    noun = "Warps" if run.granularity == "warp" else "Threads"
+    sampled = _sampled(run)
+    entries = [
+        ("Kernel", run.kernel), ("Run", f"{number} of {total}"), ("Compile", "  ".join(bits)),
+        ("Launch", f"grid={grid}  block={block}  ({run.geometry.block_size} threads/block, warp=32)"),
+        ("Records", f"{a['n_records']}" + (f"  (dropped {a['dropped']})" if a.get("dropped") else "")),
+        (noun, f"{a.get('n_rows', a['n_threads'])}" + sampled),
+        ("Scopes", f"{len(labels)}" + (f"  ({', '.join(labels)})" if labels else "  (no regions given)")),
+        ("Time range", f"[{a['t_min']}, {a['t_max']}]  = {duration(a['span'], unit)}"
+         + ("  (each SM starts at 0)" if a.get("time_origin") == "per SM" else "")),
+    ]
+    unmatched = a["unmatched_starts"] + a["unmatched_ends"]
+    if unmatched:
+        entries.append(("Warning", f"unmatched: {a['unmatched_starts']} starts, {a['unmatched_ends']} ends"))
+    entries += [("Warning", w) for w in run.warnings[:MAX_WARNINGS]]
+    if len(run.warnings) > MAX_WARNINGS:
+        entries.append(("Warning", f"and {len(run.warnings) - MAX_WARNINGS} more (--json)"))
+    return [f"{name:{FIELD}}{style.clean(clip(text, WIDTH - FIELD))}" for name, text in entries]
+
+
+def _sampled(run: Run) -> str:
+    blocks = len(np.unique(run.trace.rows.block))
+    total = run.geometry.grid[0] * run.geometry.grid[1] * run.geometry.grid[2]
+    return f"  (in {blocks} of {total} blocks)" if blocks < total else ""
+
+
+def _titled(title: str, lines: list[str], style: Style) -> list[str]:
+    return [style.bold(title), *(style.clean(line) for line in lines)]
+
+
+def _cut(entries: Sequence[Any], limit: int | None) -> tuple[Sequence[Any], list[str]]:
+    if limit is None or len(entries) <= limit:
+        return entries, []
+    return entries[:limit], [f"… {len(entries) - limit} more (--stats)"]
+
+
+def site_table(run: Run, style: Style, limit: int | None = None) -> list[str]:
+    """Per site: records, rows, time between firings, source line and instruction."""
+    stats, more = _cut(run.analysis["site_stats"], limit)
+    if not stats:
+        return []
+    known = {int(site.get("site_id", i)): site for i, site in enumerate(run.sites)}
+    unit = run.unit
+    body: list[tuple[Any, ...]] = []
+    for s in stats:
+        site = known.get(s["site_id"], {})
+        body.append((s["site_id"], s["count"], s["rows"], f"{s['records_per_row']:.1f}",
+                     duration(s["repeat_min"], unit), duration(s["repeat_mean"], unit),
+                     duration(s["repeat_max"], unit), clip(source_line(site), 24),
+                     clip(str(site.get("instruction", "")).strip(), 44)))
+    head = ["site", "records", "warps" if run.granularity == "warp" else "rows", "per row", "repeat min",
+            "mean", "max", "line", "instruction"]
+    if not any(row[7] or row[8] for row in body):
+        head, body = head[:7], [row[:7] for row in body]
+    return _titled("Per-site records", table(head, body, (0, 7, 8)) + more, style)
+
+
+def source_line(site: Mapping[str, Any]) -> str:
+    """``file.cu:29`` of a site, whatever form its line has; "" when unknown."""
+    line = site.get("line")
+    if isinstance(line, (list, tuple)) and len(line) == 2:
+        line = f"{line[0]}:{line[1]}"
+    text = "" if line in (None, "", 0) else str(line)
+    if text.isdigit() and site.get("file"):
+        text = f"{site['file']}:{text}"
+    return text.rsplit("/", 1)[-1]
+
+
+def region_table(run: Run, style: Style, limit: int | None = None) -> list[str]:
+    """Per region: sites, intervals, and what did not pair."""
+    if run.record_shape != "site":
+        return []
+    stats, more = _cut(run.analysis["region_stats"], limit)
+    if not stats:
+        return []
+    body = [(clip(s["label"], 32), f"{s['enter_site']} -> {s['leave_site']}", s["intervals"], s["rows"],
+             s["dropped"], f"{s['pair_rate']:.1%}") for s in stats]
+    head = ["region", "sites", "intervals", "warps" if run.granularity == "warp" else "rows", "dropped",
+            "pair rate"]
+    worst = min(run.analysis["region_stats"], key=lambda s: s["pair_rate"])
+    if worst["pair_rate"] < 1:
+        more = [*more, f"worst pair rate: {worst['label']} {worst['pair_rate']:.1%} ({worst['dropped']} "
+                       f"records without a partner: {worst['at_edges']} first or last of a row,"
+                       f" {worst['broken_by_drops']} beside drops)"]
+    return _titled("Paired regions", table(head, body, (0, 1)) + more, style)
+
+
+def scope_table(run: Run, style: Style, limit: int | None = None) -> list[str]:
+    """Per scope: how long one run of it takes."""
+    stats, more = _cut(run.analysis["scope_stats"], limit)
+    if not stats:
+        return []
+    body = [(clip(s["scope_label"], 32), s["count"], *(duration(s[k], run.unit) for k in
+             ("min", "p50", "mean", "p95", "max", "total")), clip(run.roles.get(s["scope_label"], ""), 20))
+            for s in stats]
+    head = ["scope_label", "count", "min", "p50", "mean", "p95", "max", "total", "role"]
+    if not run.roles:
+        head, body = head[:-1], [row[:-1] for row in body]
+    return _titled("Per-scope stats (by total time)", table(head, body, (0, 8)) + more, style)
+
+
+def _row_index(run: Run) -> dict[int, int]:
+    return {int(t): i for i, t in enumerate(run.trace.rows.tid)}
+
+
+def pipeline_view(run: Run, style: Style) -> list[str]:
+    """How much of their lifetime the rows were inside regions."""
+    p = run.analysis["pipeline_summary"]
+    if not p:
+        return []
+    unit, what = run.unit, "warp" if run.granularity == "warp" else "thread"
+
+    def three(name: str) -> str:
+        return ", ".join(f"{k}={duration(p[f'{name}_{key}'], unit)}" for k, key in
+                         (("avg", "mean"), ("min", "min"), ("max", "max")))
+
+    entries = [("active time", three("active")), ("bubble time", three("bubble")),
+               (f"{what} lifetime", three("lifetime")), ("bubble ratio", f"{p['bubble_ratio']:.1%}")]
+    lines = [*(f"{name:{FIELD}} {text}" for name, text in entries), f"bubbliest {what}s:"]
+    rows = _row_index(run)
+    for top in p["top_bubbliest"]:
+        share = top["bubble"] / top["lifetime"] if top["lifetime"] else 0.0
+        name = locator(run.trace.rows, rows[top["tid"]]) if top["tid"] in rows else f"tid {top['tid']}"
+        lines.append(f"  {name}  bubble={duration(top['bubble'], unit)} / lifetime="
+                     f"{duration(top['lifetime'], unit)}  ({share:.1%})")
+    return _titled("Pipeline", lines, style)
+
+
+def bubbles_view(run: Run, style: Style, limit: int = tables.LONGEST_BUBBLES) -> list[str]:
+    """The longest times between two regions of one row."""
+    found = tables.longest_bubbles(run.cover, run.scope, run.labels, run.trace, limit)
+    if not found:
+        return _titled("Longest bubbles", ["none"], style)
+    rows, base = _row_index(run), run.time_range[0]
+    body = [(locator(run.trace.rows, rows[b["tid"]]), duration(b["gap"], run.unit),
+             "+" + duration(b["start"] - base, run.unit), f"{b['before']} -> {b['after']}") for b in found]
+    return _titled("Longest bubbles", table(["row", "bubble", "at", "between"], body, (0, 3)), style)
+
+
+def concurrency_view(run: Run, style: Style) -> list[str]:
+    """How many rows are inside a region, over time."""
+    c = run.analysis["concurrency"]
+    glyphs = "▁▂▃▄▅▆▇█" if style.unicode else "_.:-=+*#"
+    peak = c["peak"]
+    bar = "".join(" " if n == 0 else glyphs[min(7, n * 8 // (peak + 1))] for n in c["bins"])
+    noun = "warps" if run.granularity == "warp" else "threads"
+    about = f"peak {peak} {noun}, span {duration(c['span'], run.unit)}"
+    return [style.bold("Concurrency"), style.clean(about), f"|{bar}|"]
+
+
+def outliers_view(run: Run, style: Style) -> list[str]:
+    """Rows whose active time lies two or more standard deviations from the mean."""
+    _, per_row = tables.pipeline(run.cover, run.trace)
+    lines = ["none: no intervals"]
+    if len(per_row):
+        active = per_row[:, 1].astype(float)
+        mean, spread = float(active.mean()), float(active.std())
+        z = (active - mean) / spread if spread else np.zeros(len(active))
+        order = [int(i) for i in np.argsort(-np.abs(z), kind="stable") if abs(z[i]) >= OUTLIER_Z]
+        lines = [f"active time: mean {duration(mean, run.unit)}, standard deviation "
+                 f"{duration(spread, run.unit)}; {len(order)} of {len(active)} rows at |z| ≥ {OUTLIER_Z:g}"]
+        if order:
+            body = [(locator(run.trace.rows, int(per_row[i, 0])), duration(per_row[i, 1], run.unit),
+                     f"{z[i]:+.1f}") for i in order[:MAX_OUTLIERS]]
+            lines += table(["row", "active", "z"], body)
+    return _titled("Outliers", lines, style)
+
+
+def longest_view(run: Run, scope: str, style: Style, limit: int = LONGEST) -> list[str]:
+    """The longest intervals of one scope, with the value recorded where they began."""
+    index = run.labels.index(scope)
+    mine = np.flatnonzero(run.scope == index)
+    length = (run.intervals.end - run.intervals.start)[mine]
+    order = mine[np.argsort(-length, kind="stable")[:limit]]
+    base, iv, trace = run.time_range[0], run.intervals, run.trace
+    body = [(locator(trace.rows, int(iv.row[i])), duration(int(iv.end[i] - iv.start[i]), run.unit),
+             "+" + duration(int(iv.start[i]) - base, run.unit), int(trace.sequence[iv.opened[i]]),
+             int(trace.value[iv.opened[i]]), int(trace.rows.smid[iv.row[i]])) for i in order]
+    head = ["row", "duration", "at", "record", "value", "sm"]
+    return _titled(f"Longest {scope}", table(head, body), style)
