@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
-import tempfile
+import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,7 +63,7 @@ class Cubin:
         cubin.parse()
         return cubin
 
-    # reading --------------------------------------------------------------------------------------------------
+    # reading ------------------------------------------------------------------------------------------------
 
     def fill(self, source: str | os.PathLike[str] | bytes | bytearray | memoryview) -> None:
         """Take the image from a path or from bytes; :meth:`parse` has to follow. Raises CubinNotFound."""
@@ -95,10 +95,13 @@ class Cubin:
                 continue
             if symbol.other & STO_CUDA_ENTRY:
                 if symbol.name in kernels:
-                    raise CubinError("kernel-duplicate", f"{self._source}: two kernels are named {symbol.name}")
+                    raise CubinError(
+                        "kernel-duplicate", f"{self._source}: two kernels are named {symbol.name}"
+                    )
                 if symbol.value != 0:
                     raise CubinError(
-                        "kernel-offset", f"{self._source}: kernel {symbol.name} starts at {symbol.value:#x} of its section"
+                        "kernel-offset",
+                        f"{self._source}: kernel {symbol.name} starts at {symbol.value:#x} of its section",
                     )
                 kernels[symbol.name] = KernelDef(elf, arch, symbol)
             elif symbol.value == 0 and symbol.size == section.size:
@@ -141,7 +144,7 @@ class Cubin:
         """ELF ABI version: 7 (CUDA 11 and 12) or 8 (12.8 and later)."""
         return self.elf.header.abi_version
 
-    # kernels --------------------------------------------------------------------------------------------------
+    # kernels ------------------------------------------------------------------------------------------------
 
     def get_map_kernel_def(self) -> dict[str, KernelDef]:
         """Name -> kernel, in symbol order."""
@@ -167,7 +170,8 @@ class Cubin:
     def get_kerneldef_by_regex(self, pattern: str) -> KernelDef:
         """The one kernel whose mangled name contains a match of ``pattern``; an exact name wins.
 
-        Raises KernelError [kernel-pattern], [kernel-not-found] (nearest names) or [kernel-ambiguous] (all matches).
+        Raises KernelError [kernel-pattern], [kernel-not-found] (nearest names) or [kernel-ambiguous] (all
+        matches).
         """
         self._require_parsed()
         if pattern in self._kernels:
@@ -181,9 +185,10 @@ class Cubin:
             raise self._not_found(f"matches {pattern!r}", pattern)
         if len(matches) > 1:
             raise KernelError(
-                "kernel-ambiguous", f"{pattern!r} matches {len(matches)} kernels of {self._source}: {_listed(matches)}",
+                "kernel-ambiguous",
+                f"{pattern!r} matches {len(matches)} kernels of {self._source}: {_listed(matches)}",
                 "make the pattern match one of them (^name$ matches a whole name)",
-            )  # fmt: skip
+            )
         return self._kernels[matches[0]]
 
     def _not_found(self, wanted: str, name: str) -> KernelError:
@@ -199,7 +204,7 @@ class Cubin:
             hint = f"the {len(names)} kernels are: {_listed(names, 5)}"
         return KernelError("kernel-not-found", f"no kernel of {self._source} {wanted}", hint)
 
-    # writing --------------------------------------------------------------------------------------------------
+    # writing ------------------------------------------------------------------------------------------------
 
     def clone(self) -> Cubin:
         """An independent cubin with the same image."""
@@ -212,7 +217,7 @@ class Cubin:
     def dump(self, path: str | os.PathLike[str], do_check: bool = False) -> None:
         """Write the image; the file appears whole or not at all.
 
-        ``do_check`` disassembles it with nvdisasm first and raises ToolError [nvdisasm-failed] when that fails.
+        ``do_check`` disassembles it with nvdisasm first; ToolError [nvdisasm-failed] when that fails.
         """
         if do_check:
             nvdisasm.disassemble_cubin(self.data, "-c")
@@ -220,21 +225,21 @@ class Cubin:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Write ``data`` to ``path`` through a temporary file in the same directory. Raises CubinError [write-failed]."""
+    """Write ``data`` to ``path`` through a temporary file in the same directory. Raises CubinError
+    [write-failed]."""
+    temporary = path.parent / f".{path.name}.{secrets.token_hex(6)}"
     try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
-            with os.fdopen(handle, "wb") as stream:
+            with open(temporary, "xb") as stream:
                 stream.write(data)
-            umask = os.umask(0)
-            os.umask(umask)
-            os.chmod(temporary, 0o666 & ~umask)
             os.replace(temporary, path)
         except BaseException:
-            os.unlink(temporary)
+            temporary.unlink(missing_ok=True)
             raise
     except OSError as error:
-        raise CubinError("write-failed", f"cannot write {path}: {error.strerror}", "check the directory") from error
+        raise CubinError(
+            "write-failed", f"cannot write {path}: {error.strerror}", "check the directory"
+        ) from error
 
 
 def _listed(names: list[str], limit: int = 20) -> str:

@@ -1,29 +1,23 @@
 """ELF64 containers as CUDA uses them: a strict, bounded reader.
 
-:class:`Elf` checks everything it will later rely on (table bounds, section extents, overlaps, name and symbol indices)
-when it is built, in time linear in the file, and allocates nothing in proportion to a number found in the file before that
-number was compared with the file's size. Every defect is a :class:`~gwatch.errors.CubinError`.
+An :class:`Elf` checks everything it will later rely on (table bounds, section extents, overlaps, name and symbol
+indices), in time linear in the file, and allocates nothing in proportion to a number found in the file before
+that number was compared with the file's size. Every defect is a :class:`~gwatch.errors.CubinError`.
 
-Layout facts: System V ABI (ELF64), ``EM_CUDA`` = 190. Reading is done here with :mod:`struct`, because a rewriter needs
-the exact byte position of each field; pyelftools (imported by this module alone) reads the headers of DWARF line
-programs, whose layout depends on the DWARF version.
+Layout facts: System V ABI (ELF64), ``EM_CUDA`` = 190. Read with :mod:`struct`, because a rewriter needs the
+exact byte position of each field; the tests compare every result with pyelftools'.
 """
 
 from __future__ import annotations
 
-import io
+import itertools
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-
-from elftools.common.utils import struct_parse
-from elftools.dwarf.structs import DWARFStructs
-from elftools.elf import constants as elf_constants
-from elftools.elf import enums as elf_enums
 
 from gwatch.errors import CubinError
 
-EM_CUDA = int(elf_enums.ENUM_E_MACHINE["EM_CUDA"])
+EM_CUDA = 190
 SHN_LORESERVE = 0xFF00
 SHN_XINDEX = 0xFFFF
 SHT_SYMTAB = 2
@@ -35,13 +29,14 @@ SHT_PROGBITS = 1
 ET_REL = 1
 ET_EXEC = 2
 NO_BYTES = frozenset({0, SHT_NOBITS, 0x70000007, 0x7000000A, 0x70000015})
-"""Section types without file contents: NULL, NOBITS and CUDA's own for .nv.global, .nv.shared, reserved shared memory
-(seen in relocatable objects and Mercury copies)."""
-SHF_WRITE = int(elf_constants.SH_FLAGS.SHF_WRITE)
-SHF_ALLOC = int(elf_constants.SH_FLAGS.SHF_ALLOC)
-SHF_EXECINSTR = int(elf_constants.SH_FLAGS.SHF_EXECINSTR)
+"""Section types without file contents: NULL, NOBITS and CUDA's own for .nv.global, .nv.shared, reserved
+shared memory (seen in relocatable objects and Mercury copies)."""
+SHF_WRITE = 1
+SHF_ALLOC = 2
+SHF_EXECINSTR = 4
 SHF_MERCURY = 0x10000000
-"""Processor-specific section flag carried by the Mercury copies in sm_100+ cubins (``.nv.merc.*``, ``.nv.capmerc.*``)."""
+"""Processor-specific section flag carried by the Mercury copies in sm_100+ cubins (``.nv.merc.*``,
+``.nv.capmerc.*``)."""
 PT_LOAD = 1
 PT_PHDR = 6
 STT_OBJECT = 1
@@ -62,7 +57,8 @@ RELA = struct.Struct("<QQq")
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The ELF file header; ``shnum`` and ``shstrndx`` are already resolved through section 0 where they overflow."""
+    """The ELF file header; ``shnum`` and ``shstrndx`` are already resolved through section 0 where they
+    overflow."""
 
     ident: bytes
     type: int
@@ -150,8 +146,8 @@ class Symbol:
 class Relocation:
     """One relocation of a REL or RELA section.
 
-    ``offset`` is a byte offset into the section it applies to; ``addend`` is None where the section is REL (the addend
-    then sits in the bytes at ``offset``).
+    ``offset`` is a byte offset into the section it applies to; ``addend`` is None where the section is REL
+    (the addend then sits in the bytes at ``offset``).
     """
 
     offset: int
@@ -179,25 +175,29 @@ class Elf:
         self.segments = self._read_segments()
         self._check_extents()
 
-    # reading --------------------------------------------------------------------------------------------------
+    # reading ------------------------------------------------------------------------------------------------
 
     def _read_header(self) -> Header:
         data, what = self.data, self.what
         if len(data) < EHDR.size:
             raise CubinError(
-                "elf-truncated", f"{what}: {len(data)} bytes are too few for an ELF header", "is the file complete?"
+                "elf-truncated",
+                f"{what}: {len(data)} bytes are too few for an ELF header",
+                "is the file complete?",
             )
         fields = EHDR.unpack_from(data)
         ident = fields[0]
         if ident[:4] != b"\x7fELF":
             raise CubinError(
                 "elf-magic", f"{what}: not an ELF file (starts with {ident[:4].hex()})",
-                "a cubin is what nvcc -cubin writes; for fatbins, libraries and archives extract the cubin first",
+                "a cubin is what nvcc -cubin writes; for fatbins, libraries and archives extract it first",
             )  # fmt: skip
         if ident[4] != 2:
             raise CubinError("elf-class", f"{what}: ELF class {ident[4]}; cubins are 64-bit (class 2)")
         if ident[5] != 1:
-            raise CubinError("elf-endian", f"{what}: ELF data encoding {ident[5]}; cubins are little-endian (1)")
+            raise CubinError(
+                "elf-endian", f"{what}: ELF data encoding {ident[5]}; cubins are little-endian (1)"
+            )
         header = Header(*fields)
         if header.machine != EM_CUDA:
             raise CubinError(
@@ -207,9 +207,13 @@ class Elf:
         if header.ehsize != EHDR.size:
             raise CubinError("elf-header", f"{what}: ELF header size {header.ehsize}, expected {EHDR.size}")
         if header.shoff and header.shentsize != SHDR.size:
-            raise CubinError("elf-header", f"{what}: section header size {header.shentsize}, expected {SHDR.size}")
+            raise CubinError(
+                "elf-header", f"{what}: section header size {header.shentsize}, expected {SHDR.size}"
+            )
         if header.phnum and header.phentsize != PHDR.size:
-            raise CubinError("elf-header", f"{what}: program header size {header.phentsize}, expected {PHDR.size}")
+            raise CubinError(
+                "elf-header", f"{what}: program header size {header.phentsize}, expected {PHDR.size}"
+            )
         if not header.shoff:
             raise CubinError("elf-sections", f"{what}: no section header table")
         self._check_range(header.shoff, SHDR.size, "section header 0")
@@ -218,10 +222,14 @@ class Elf:
         shstrndx = first[6] if header.shstrndx == SHN_XINDEX else header.shstrndx
         self._check_range(header.shoff, shnum * SHDR.size, f"table of {shnum} section headers")
         if header.phnum:
-            self._check_range(header.phoff, header.phnum * PHDR.size, f"table of {header.phnum} program headers")
+            self._check_range(
+                header.phoff, header.phnum * PHDR.size, f"table of {header.phnum} program headers"
+            )
         if not 0 < shstrndx < shnum:
-            raise CubinError("elf-sections", f"{what}: section name table index {shstrndx} of {shnum} sections")
-        return Header(*fields[:12], shnum, shstrndx)
+            raise CubinError(
+                "elf-sections", f"{what}: section name table index {shstrndx} of {shnum} sections"
+            )
+        return replace(header, shnum=shnum, shstrndx=shstrndx)
 
     def _check_range(self, offset: int, size: int, label: str) -> None:
         if offset + size > len(self.data):
@@ -260,25 +268,31 @@ class Elf:
 
     def _check_extents(self) -> None:
         header = self.header
-        extents = [(0, EHDR.size, "the ELF header"), (header.shoff, header.shnum * SHDR.size, "the section headers")]
+        extents = [
+            (0, EHDR.size, "the ELF header"),
+            (header.shoff, header.shnum * SHDR.size, "the section headers"),
+        ]
         if header.phnum:
             extents.append((header.phoff, header.phnum * PHDR.size, "the program headers"))
         shared: set[tuple[int, int]] = set()
         for section in self.sections:
             if section.align & (section.align - 1):
-                raise CubinError("elf-align", f"{self.what}: section {section.name} has alignment {section.align}")
+                raise CubinError(
+                    "elf-align", f"{self.what}: section {section.name} has alignment {section.align}"
+                )
             # Mercury sections share the bytes of the section they mirror: the same extent twice is one extent.
             if section.in_file and (section.offset, section.size) not in shared:
                 shared.add((section.offset, section.size))
                 extents.append((section.offset, section.size, f"section {section.name}"))
         extents.sort()
-        for (start, size, name), (following, _, other) in zip(extents, extents[1:], strict=False):
+        for (start, size, name), (following, _, other) in itertools.pairwise(extents):
             if start + size > following:
                 raise CubinError(
-                    "elf-overlap", f"{self.what}: {name} at {start:#x}+{size:#x} overlaps {other} at {following:#x}"
+                    "elf-overlap",
+                    f"{self.what}: {name} at {start:#x}+{size:#x} overlaps {other} at {following:#x}",
                 )
 
-    # access ---------------------------------------------------------------------------------------------------
+    # access -------------------------------------------------------------------------------------------------
 
     def content(self, section: Section | int) -> bytes:
         """The bytes of a section (empty for NOBITS)."""
@@ -312,10 +326,14 @@ class Elf:
         if table is None:
             return ()
         if table.entry_size != SYM.size or table.size % SYM.size:
-            raise CubinError("elf-symbol", f"{self.what}: symbol table of {table.size} bytes, {table.entry_size} each")
+            raise CubinError(
+                "elf-symbol", f"{self.what}: symbol table of {table.size} bytes, {table.entry_size} each"
+            )
         strings = self.section(table.link)
         if strings.type in NO_BYTES:
-            raise CubinError("elf-symbol", f"{self.what}: the symbol table's string section {table.link} is empty")
+            raise CubinError(
+                "elf-symbol", f"{self.what}: the symbol table's string section {table.link} is empty"
+            )
         names = self.content(strings)
         symbols = []
         for index, (name, info, other, shndx, value, size) in enumerate(SYM.iter_unpack(self.content(table))):
@@ -333,7 +351,8 @@ class Elf:
         return [s for s in self.sections if s.type in kinds and (target is None or s.info == target)]
 
     def relocations(self, section: Section) -> tuple[Relocation, ...]:
-        """The entries of a REL or RELA section, checked against the symbol table and the section they apply to."""
+        """The entries of a REL or RELA section, checked against the symbol table and the section they apply
+        to."""
         layout = RELA if section.type == SHT_RELA else REL
         if section.size % layout.size or (section.size and section.entry_size != layout.size):
             raise CubinError("elf-relocation", f"{self.what}: {section.name} is {section.size} bytes long")
@@ -343,84 +362,15 @@ class Elf:
         for fields in layout.iter_unpack(self.content(section)):
             symbol, kind = fields[1] >> 32, fields[1] & 0xFFFFFFFF
             if symbol >= count:
-                raise CubinError("elf-relocation", f"{self.what}: {section.name} names symbol {symbol} of {count}")
+                raise CubinError(
+                    "elf-relocation", f"{self.what}: {section.name} names symbol {symbol} of {count}"
+                )
             if fields[0] >= target.size:
                 raise CubinError(
-                    "elf-relocation", f"{self.what}: {section.name} names byte {fields[0]:#x} of {target.name}"
+                    "elf-relocation",
+                    f"{self.what}: {section.name} names byte {fields[0]:#x} of {target.name}",
                 )
-            entries.append(Relocation(fields[0], kind, symbol, fields[2] if section.type == SHT_RELA else None))
+            entries.append(
+                Relocation(fields[0], kind, symbol, fields[2] if section.type == SHT_RELA else None)
+            )
         return tuple(entries)
-
-
-@dataclass(frozen=True, slots=True)
-class LineHeader:
-    """Header of one DWARF line-number program. Offsets are relative to the section; ``files`` maps number -> path."""
-
-    offset: int
-    program: int
-    end: int
-    length_size: int
-    version: int
-    min_instruction_length: int
-    default_is_stmt: bool
-    line_base: int
-    line_range: int
-    opcode_base: int
-    opcode_lengths: tuple[int, ...]
-    files: dict[int, str]
-
-
-def _path(directory: bytes | str, name: bytes | str) -> str:
-    parts = [p.decode("utf-8", "backslashreplace") if isinstance(p, bytes) else str(p) for p in (directory, name)]
-    return parts[1] if parts[1].startswith("/") or not parts[0] else f"{parts[0].rstrip('/')}/{parts[1]}"
-
-
-def line_headers(data: bytes, where: str) -> tuple[LineHeader, ...]:
-    """Headers of all line-number programs (DWARF 2 to 5) of a section, by pyelftools.
-
-    Raises CubinError [dwarf-line] for anything that isn't one.
-    """
-    headers = []
-    at = 0
-    while at < len(data):
-        # pyelftools and construct raise many kinds of exceptions on damaged input; each means the same here.
-        try:
-            header = _line_header(data, at)
-        except CubinError:
-            raise
-        except Exception as error:
-            raise CubinError("dwarf-line", f"{where}: damaged line program at {at:#x} ({type(error).__name__})") from None
-        headers.append(header)
-        at = header.end
-    return tuple(headers)
-
-
-def _line_header(data: bytes, at: int) -> LineHeader:
-    wide = data[at : at + 4] == b"\xff\xff\xff\xff"
-    size = 12 if wide else 4
-    length = int.from_bytes(data[at + size - (8 if wide else 4) : at + size], "little")
-    end = at + size + length
-    if length < 10 or end > len(data):
-        raise CubinError("dwarf-line", f"line program at {at:#x} claims {length} of {len(data) - at} bytes")
-    version = int.from_bytes(data[at + size : at + size + 2], "little")
-    if not 2 <= version <= 5:
-        raise CubinError("dwarf-line", f"line program at {at:#x} has DWARF version {version}, known are 2 to 5")
-    structs = DWARFStructs(little_endian=True, dwarf_format=64 if wide else 32, address_size=8, dwarf_version=version)
-    fields = struct_parse(structs.Dwarf_lineprog_header, io.BytesIO(data[at:end]))
-    fixed = at + size + 2 + (2 if version >= 5 else 0) + (8 if wide else 4)
-    program = fixed + fields["header_length"]
-    if program > end or fields["line_range"] == 0 or fields["opcode_base"] == 0:
-        raise CubinError("dwarf-line", f"line program at {at:#x} has an impossible header")
-    files: dict[int, str] = {}
-    if version >= 5:
-        directories = [d["DW_LNCT_path"] for d in fields["directories"]]
-        for number, entry in enumerate(fields["file_names"]):
-            files[number] = _path(directories[entry.get("DW_LNCT_directory_index", 0)], entry["DW_LNCT_path"])
-    else:
-        directories = [b"", *fields["include_directory"]]
-        for number, entry in enumerate(fields["file_entry"], 1):
-            files[number] = _path(directories[entry["dir_index"]], entry["name"])
-    return LineHeader(
-        at, program, end, size, version, fields["minimum_instruction_length"], bool(fields["default_is_stmt"]),
-        fields["line_base"], fields["line_range"], fields["opcode_base"], tuple(fields["standard_opcode_lengths"]), files,
-    )  # fmt: skip

@@ -36,8 +36,8 @@ class Instruction:
     def str(self, flatten: bool = True) -> str:
         """nvdisasm's text with absolute branch targets, without the closing semicolon.
 
-        ``flatten=False`` adds address, encoding and scheduling fields on lines of their own. Raises ToolError when
-        nvdisasm is missing.
+        ``flatten=False`` adds address, encoding and scheduling fields on lines of their own. Raises ToolError
+        when nvdisasm is missing.
         """
         text = self._text(self.index)
         if flatten:
@@ -45,5 +45,4 @@ class Instruction:
         high, low = divmod(self.word, 1 << 64)
         return f"/*{self.pc:04x}*/ {text}\n/* {low:#018x} {high:#018x} */\n{self.control}"
 
-    def __str__(self) -> str:
-        return self.str()
+    __str__ = str

@@ -1,7 +1,8 @@
-"""A kernel (or a device function with a section of its own) inside a cubin: words, resources, parameters, lines.
+"""A kernel (or a device function with a section of its own) inside a cubin: words, resources, parameters,
+lines.
 
-Everything is read lazily and without a driver. Instruction words are one ``(n, 2) uint64`` array over the section's bytes;
-text comes from nvdisasm, once per kernel.
+Everything is read lazily and without a driver. Instruction words are one ``(n, 2) uint64`` array over the
+section's bytes; text comes from nvdisasm, once per kernel.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from gwatch.sass.arch import Arch
 
 if TYPE_CHECKING:
     from gwatch.cuda.binary.lines import Call, LineTable
-    from gwatch.sass.cfg import CFG
+    from gwatch.sass.cfg import Cfg
 
 
 class Instructions(Sequence[Instruction]):
@@ -62,7 +63,7 @@ class KernelDef:
         self.name = symbol.name
         self.section_index = symbol.section
         self.is_entry = bool(symbol.other & STO_CUDA_ENTRY)
-        self._cfg: CFG | None = None
+        self._cfg: Cfg | None = None
 
     def __repr__(self) -> str:
         return f"KernelDef({self.name!r}, {len(self.words)} instructions, {self.arch.name})"
@@ -76,7 +77,7 @@ class KernelDef:
     def section(self) -> Section:
         return self._elf.section(self.section_index)
 
-    # code -----------------------------------------------------------------------------------------------------
+    # code ---------------------------------------------------------------------------------------------------
 
     @cached_property
     def words(self) -> npt.NDArray[np.uint64]:
@@ -128,7 +129,7 @@ class KernelDef:
         ]  # fmt: skip
         return tuple(sorted(inside, key=lambda s: s.value))
 
-    # control flow ---------------------------------------------------------------------------------------------
+    # control flow -------------------------------------------------------------------------------------------
 
     def parse_cfg(self) -> None:
         """Build :attr:`cfg`; calling it again does nothing."""
@@ -139,17 +140,22 @@ class KernelDef:
             self._cfg = build_cfg(self.words, isa_for(self.arch.name))
 
     @property
-    def cfg(self) -> CFG | None:
+    def cfg(self) -> Cfg | None:
         """The control-flow graph, None before :meth:`parse_cfg`."""
         return self._cfg
 
-    # resources and parameters ---------------------------------------------------------------------------------
+    # resources and parameters -------------------------------------------------------------------------------
 
     @cached_property
     def info_section(self) -> Section | None:
         """The kernel's own ``.nv.info.<name>`` section."""
         return next(
-            (s for s in self._elf.sections if s.info == self.section_index and s.name.startswith(".nv.info.")), None
+            (
+                s
+                for s in self._elf.sections
+                if s.info == self.section_index and s.name.startswith(".nv.info.")
+            ),
+            None,
         )
 
     @cached_property
@@ -179,7 +185,8 @@ class KernelDef:
 
     @cached_property
     def params(self) -> tuple[Parameter, ...]:
-        """Parameters in signature order: ``(ordinal, offset, size)``, offsets relative to :attr:`param_base`."""
+        """Parameters in signature order: ``(ordinal, offset, size)``, offsets relative to
+        :attr:`param_base`."""
         return nvinfo.parameters(self.attributes)
 
     @property
@@ -206,7 +213,7 @@ class KernelDef:
     def list_param_offsets_reversed(self) -> list[int]:
         return self.list_param_offsets[::-1]
 
-    # source lines ---------------------------------------------------------------------------------------------
+    # source lines -------------------------------------------------------------------------------------------
 
     def _line_table(self, section: str) -> LineTable:
         from gwatch.cuda.binary.lines import line_table
@@ -240,7 +247,8 @@ class KernelDef:
 
     @cached_property
     def inlined_at(self) -> dict[int, tuple[Call, ...]]:
-        """Byte address -> call sites the instruction was inlined through, innermost first; absent when not inlined."""
+        """Byte address -> call sites the instruction was inlined through, innermost first; absent when not
+        inlined."""
         return self.line_table.calls_by_address(len(self.words) * INSTRUCTION_SIZE)
 
     @cached_property
@@ -252,14 +260,18 @@ class KernelDef:
     def map_ptx_line_to_addresses(self) -> dict[tuple[str, int], list[int]]:
         return _inverse(self.map_address_to_ptx_line)
 
-    # helpers --------------------------------------------------------------------------------------------------
+    # helpers ------------------------------------------------------------------------------------------------
 
     def index_of(self, pc: int) -> int:
         """Instruction index of a byte address. Raises KernelError [pc-unaligned] or [pc-range]."""
         if pc % INSTRUCTION_SIZE:
-            raise KernelError("pc-unaligned", f"{self.name}: address {pc:#x} is no multiple of {INSTRUCTION_SIZE}")
+            raise KernelError(
+                "pc-unaligned", f"{self.name}: address {pc:#x} is no multiple of {INSTRUCTION_SIZE}"
+            )
         if not 0 <= pc < len(self.words) * INSTRUCTION_SIZE:
-            raise KernelError("pc-range", f"{self.name}: address {pc:#x} outside {len(self.words)} instructions")
+            raise KernelError(
+                "pc-range", f"{self.name}: address {pc:#x} outside {len(self.words)} instructions"
+            )
         return pc // INSTRUCTION_SIZE
 
 

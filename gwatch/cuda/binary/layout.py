@@ -1,9 +1,11 @@
 """Writing ELF images: edit sections of a parsed image and lay the file out again.
 
-The layout rule keeps everything where it was unless something before it grew. The file is seen as an ordered list of
-*extents* (headers, tables, section contents) with gaps between them. An extent that outgrows its room pushes all that
-follows by one multiple of the largest alignment in the file, so each following offset keeps its alignment, odd or not, and
-its distance to its neighbours. Gaps are copied. An image without edits is written back byte for byte.
+The layout rule keeps everything where it was unless something before it grew. The file is seen as an ordered
+list of
+*extents* (headers, tables, section contents) with gaps between them. An extent that outgrows its room pushes
+all that follows by one multiple of the largest alignment in the file, so each following offset keeps its
+alignment, odd or not, and its distance to its neighbours. Gaps are copied. An image without edits is written
+back byte for byte.
 """
 
 from __future__ import annotations
@@ -17,8 +19,6 @@ from gwatch.cuda.binary.elf import (
     PHDR,
     SHDR,
     SHN_LORESERVE,
-    SHN_XINDEX,
-
     SYM,
     Elf,
     Section,
@@ -57,7 +57,7 @@ class Editor:
         self._symbol_names: dict[int, str] = {}
         self._flags = elf.header.flags
 
-    # what to change -------------------------------------------------------------------------------------------
+    # what to change -----------------------------------------------------------------------------------------
 
     def content(self, index: int) -> bytes:
         """Contents of a section of the original image, as edited so far."""
@@ -130,13 +130,15 @@ class Editor:
             self._symbols = list(self.elf.symbols)
         return self._symbols
 
-    # writing --------------------------------------------------------------------------------------------------
+    # writing ------------------------------------------------------------------------------------------------
 
     def write(self) -> bytes:
         """Lay the image out. The result has been parsed again: every bound and overlap check holds for it."""
         self._write_names()
         self._write_symbols()
-        image = _Layout(self.elf, self._sections, self._segments, self._contents, self._appended, self._flags).build()
+        image = _Layout(
+            self.elf, self._sections, self._segments, self._contents, self._appended, self._flags
+        ).build()
         Elf(image, self.elf.what)
         return image
 
@@ -192,7 +194,9 @@ class _Layout:
         aligns = [s.align for s in sections if s.index >= len(elf.sections) or s.in_file]
         self.step = max([8, *aligns])
         if self.step > MAX_ALIGN:
-            raise CubinError("elf-align", f"{elf.what}: a section alignment of {self.step} bytes is not supported")
+            raise CubinError(
+                "elf-align", f"{elf.what}: a section alignment of {self.step} bytes is not supported"
+            )
         self.table_room = header.shnum * SHDR.size
         self.offsets: dict[int, int] = {}
 
@@ -201,11 +205,15 @@ class _Layout:
         extents = [_Extent(0, EHDR.size, b"\0" * EHDR.size)]
         extents.append(_Extent(header.shoff, self.table_room, b"\0" * (len(self.sections) * SHDR.size)))
         if header.phnum:
-            extents.append(_Extent(header.phoff, header.phnum * PHDR.size, b"\0" * (len(self.segments) * PHDR.size)))
+            extents.append(
+                _Extent(header.phoff, header.phnum * PHDR.size, b"\0" * (len(self.segments) * PHDR.size))
+            )
         ranges = dict.fromkeys((s.offset, s.size) for s in elf.sections if s.in_file)
         for offset, size in ranges:
             fresh = self.contents.get((offset, size))
-            extents.append(_Extent(offset, size, elf.data[offset : offset + size] if fresh is None else fresh))
+            extents.append(
+                _Extent(offset, size, elf.data[offset : offset + size] if fresh is None else fresh)
+            )
         extents.sort(key=lambda extent: extent.offset)
         behind: dict[int, list[tuple[int, bytes]]] = {}
         tail: list[tuple[int, bytes]] = []
@@ -232,7 +240,7 @@ class _Layout:
             if surplus < 0:
                 out += bytes(-surplus)
             elif surplus > 0:
-                # Bytes behind the last extent follow it directly; in between, all later offsets keep their alignment.
+                # Bytes behind the last extent follow it directly; in between, later offsets keep their alignment.
                 grow = _round_up(surplus, self.step) if position + 1 < len(extents) else surplus
                 out += bytes(grow - surplus)
                 shift += grow
@@ -273,12 +281,11 @@ class _Layout:
             )  # fmt: skip
         count = len(sections)
         raw_header = list(EHDR.unpack_from(elf.data))
-        if raw_header[12] == 0 or raw_header[13] == SHN_XINDEX:
-            # Extended numbering: section 0 holds the numbers that do not fit; no count ever crosses the border here.
-            if raw_header[12] == 0:
-                struct.pack_into("<Q", out, shoff + 32, count)
         if raw_header[12]:
             raw_header[12] = count
+        else:
+            # Extended numbering: the size field of section 0 holds the count.
+            struct.pack_into("<Q", out, shoff + 32, count)
         phoff = self._moved(header.phoff) if header.phnum else header.phoff
         raw_header[5], raw_header[6], raw_header[7] = phoff, shoff, self.flags
         raw_header[10] = len(self.segments) if header.phnum else raw_header[10]
@@ -286,8 +293,8 @@ class _Layout:
         for position, segment in enumerate(self.segments):
             moved = self._segment(segment, sections, phoff)
             PHDR.pack_into(
-                out, phoff + position * PHDR.size, moved.type, moved.flags, moved.offset, moved.vaddr, moved.paddr,
-                moved.file_size, moved.memory_size, moved.align,
+                out, phoff + position * PHDR.size, moved.type, moved.flags, moved.offset, moved.vaddr,
+                moved.paddr, moved.file_size, moved.memory_size, moved.align,
             )  # fmt: skip
 
     def _segment(self, segment: Segment, sections: list[Section], phoff: int) -> Segment:
@@ -312,11 +319,15 @@ class _Layout:
                 new_end = max(new_end, sections[index].offset + sections[index].size)
         size = new_end + slack - offset
         return replace(
-            segment, offset=offset, file_size=size, memory_size=max(0, segment.memory_size + size - segment.file_size)
+            segment,
+            offset=offset,
+            file_size=size,
+            memory_size=max(0, segment.memory_size + size - segment.file_size),
         )
 
 
 def section_named(elf: Elf, prefixes: tuple[str, ...]) -> list[Section]:
-    """Sections whose name starts with one of ``prefixes`` and that occupy bytes of the file, in file order."""
+    """Sections whose name starts with one of ``prefixes`` and that occupy bytes of the file, in file
+    order."""
     found = [s for s in elf.sections if s.in_file and s.name.startswith(prefixes)]
     return sorted(found, key=lambda s: s.offset)

@@ -1,8 +1,9 @@
 """DWARF line-number programs: decode to rows, encode rows, with CUDA's inlining extension.
 
-ptxas marks inlined code by the extended opcode 0x90: two ULEB numbers follow, *context* (the number, from 1, of the row of the
-same sequence that holds the call site; 0 = not inlined) and the offset of the callee's name in ``.debug_str``. Both stay in
-force until the next 0x90. (Observed; ``nvdisasm -gi`` prints the same chains.)
+ptxas marks inlined code by the extended opcode 0x90: two ULEB numbers follow, *context* (the number, from 1,
+of the row of the same sequence that holds the call site; 0 = not inlined) and the offset of the callee's name
+in ``.debug_str``. Both stay in force until the next 0x90. (Observed; ``nvdisasm -gi`` prints the same
+chains.)
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gwatch.cuda.binary.elf import LineHeader
+from gwatch.cuda.binary.dwarf import LineHeader
 from gwatch.errors import CubinError, UnsupportedError
 
-_COPY, _ADVANCE_PC, _ADVANCE_LINE, _SET_FILE, _SET_COLUMN, _NEGATE, _BLOCK, _CONST_PC, _FIXED_PC = range(1, 10)
+_COPY, _ADVANCE_PC, _ADVANCE_LINE, _SET_FILE, _SET_COLUMN, _NEGATE, _BLOCK, _CONST_PC, _FIXED_PC = range(
+    1, 10
+)
 _PROLOGUE_END, _EPILOGUE_BEGIN, _SET_ISA = 10, 11, 12
 _END_SEQUENCE, _SET_ADDRESS, _DEFINE_FILE, _DISCRIMINATOR, _INLINED = 1, 2, 3, 4, 0x90
 _OPERANDS = {_COPY: 0, _ADVANCE_PC: 1, _ADVANCE_LINE: 1, _SET_FILE: 1, _SET_COLUMN: 1, _NEGATE: 0, _BLOCK: 0,
@@ -24,7 +27,8 @@ _OPERANDS = {_COPY: 0, _ADVANCE_PC: 1, _ADVANCE_LINE: 1, _SET_FILE: 1, _SET_COLU
 class Row:
     """One row of the line matrix. ``address`` is a byte offset from the sequence's start address.
 
-    ``flags``: 1 basic block, 2 prologue end, 4 epilogue begin. ``context``/``function`` see the module's text.
+    ``flags``: 1 basic block, 2 prologue end, 4 epilogue begin. ``context``/``function`` see the module's
+    text.
     """
 
     address: int
@@ -44,9 +48,9 @@ class Row:
 class Sequence:
     """A run of rows with one start address.
 
-    ``start``/``stop`` are byte positions of its opcodes in the section; ``address_at`` is the position of the 8-byte
-    operand of its set-address opcode (-1: none), to which a relocation applies; ``address`` is that operand.
-    ``regular`` is False when it uses something the encoder does not reproduce (``why`` says what).
+    ``start``/``stop`` are byte positions of its opcodes in the section; ``address_at`` is the position of the
+    8-byte operand of its set-address opcode (-1: none), to which a relocation applies; ``address`` is that
+    operand. ``regular`` is False when it uses something the encoder does not reproduce (``why`` says what).
     """
 
     start: int
@@ -213,7 +217,8 @@ def _extended(kind: int, operands: bytes) -> bytes:
 def encode(rows: list[Row], address: int, header: LineHeader) -> bytes:
     """Opcodes of a sequence: a set-address opcode (its operand at byte 3) and the rows.
 
-    Raises UnsupportedError [debug-line] for addresses that run backwards or aren't multiples of the program's step.
+    Raises UnsupportedError [debug-line] for addresses that run backwards or aren't multiples of the program's
+    step.
     """
     out = bytearray(_extended(_SET_ADDRESS, address.to_bytes(8, "little")))
     now = Row(0, 1, 1, 0, header.default_is_stmt)
@@ -235,7 +240,9 @@ def encode(rows: list[Row], address: int, header: LineHeader) -> bytes:
                 out.append(code)
         steps, rest = divmod(row.address - now.address, header.min_instruction_length or 1)
         if rest or steps < 0:
-            raise UnsupportedError("debug-line", f"a line row cannot step from {now.address:#x} to {row.address:#x}")
+            raise UnsupportedError(
+                "debug-line", f"a line row cannot step from {now.address:#x} to {row.address:#x}"
+            )
         out += _advance(steps, row.line - now.line, row.end, header)
         now = row
     return bytes(out)

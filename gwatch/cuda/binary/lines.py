@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_right
 from dataclasses import dataclass, replace
 
-from gwatch.cuda.binary.elf import SHT_RELA, Elf, Section, line_headers
+from gwatch.cuda.binary.dwarf import line_headers
+from gwatch.cuda.binary.elf import SHT_RELA, Elf, Section
 from gwatch.cuda.binary.instruction import INSTRUCTION_SIZE
 from gwatch.cuda.binary.lineprogram import Row, decode
 
@@ -26,7 +28,8 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class LineRow:
-    """One row: from byte ``address`` of the section on, code stems from ``file``:``line``; ``calls`` innermost first."""
+    """One row: from byte ``address`` of the section on, code stems from ``file``:``line``; ``calls``
+    innermost first."""
 
     address: int
     end: int
@@ -76,7 +79,8 @@ def start_addresses(elf: Elf, section: Section) -> dict[int, tuple[int, int]]:
 
 
 def line_table(elf: Elf, name: str, code_section: int) -> LineTable:
-    """The rows of debug section ``name`` that belong to one code section. Raises CubinError [dwarf-line] on damage."""
+    """The rows of debug section ``name`` that belong to one code section. Raises CubinError [dwarf-line] on
+    damage."""
     section = elf.find(name)
     if section is None or not section.in_file:
         return LineTable(())
@@ -96,12 +100,19 @@ def line_table(elf: Elf, name: str, code_section: int) -> LineTable:
 
 def _rows(rows: list[Row], base: int, files: dict[int, str], names: bytes) -> list[LineRow]:
     found = []
-    for row, following in zip(rows, rows[1:], strict=False):
+    for row, following in itertools.pairwise(rows):
         if following.address <= row.address:
             continue
         file = files.get(row.file, PTX_FILE)
         found.append(
-            LineRow(base + row.address, base + following.address, file, row.line, row.column, _calls(row, rows, files, names))
+            LineRow(
+                base + row.address,
+                base + following.address,
+                file,
+                row.line,
+                row.column,
+                _calls(row, rows, files, names),
+            )
         )
     return found
 

@@ -1,8 +1,9 @@
 """``.nv.info`` attributes: byte-exact reading and writing, names, and which of them hold code offsets.
 
-A record is ``u8 format, u8 code, u16 value``; format 4 is followed by ``value`` payload bytes. Formats 1 to 3 carry
-their value inline (none, one byte, two bytes). Names and payload shapes: observed in compiler output and printed by
-nvdisasm; which codes hold offsets: observed over some 20,000 cubins (payload values hit the instruction kinds they name).
+A record is ``u8 format, u8 code, u16 value``; format 4 is followed by ``value`` payload bytes. Formats 1 to 3
+carry their value inline (none, one byte, two bytes). Names and payload shapes: observed in compiler output
+and printed by nvdisasm; which codes hold offsets: observed over some 20,000 cubins (payload values hit the
+instruction kinds they name).
 """
 
 from __future__ import annotations
@@ -92,7 +93,8 @@ class Map(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Payload layout of an offset-holding attribute: entries of ``stride`` words, the offset in word ``column``."""
+    """Payload layout of an offset-holding attribute: entries of ``stride`` words, the offset in word
+    ``column``."""
 
     stride: int
     column: int
@@ -109,7 +111,8 @@ OFFSET_SHAPES: dict[int, Shape] = {
     Attr.INSTR_REG_MAP: Shape(3, 0),
     Attr.MBARRIER_INSTR_OFFSETS: Shape(4, 0),
 }
-"""Lists whose offsets all follow the place map. INDIRECT_BRANCH_TARGETS (both maps) is handled by its own reader."""
+"""Lists whose offsets all follow the place map. INDIRECT_BRANCH_TARGETS (both maps) is handled by its own
+reader."""
 
 PARALLEL = {Attr.COOP_GROUP_MASK_REGIDS: Attr.COOP_GROUP_INSTR_OFFSETS}
 """Lists without offsets whose entries pair up with those of an offset list."""
@@ -118,17 +121,18 @@ _SCALARS = frozenset(
     {
         Attr.CTAIDZ_USED, Attr.MAX_THREADS, Attr.PARAM_CBANK, Attr.EXTERNS, Attr.REQNTID, Attr.FRAME_SIZE,
         Attr.MIN_STACK_SIZE, Attr.BINDLESS_TEXTURE_BANK, Attr.BINDLESS_SURFACE_BANK, Attr.KPARAM_INFO,
-        Attr.CBANK_PARAM_SIZE, Attr.MAXREG_COUNT, Attr.CRS_STACK_SIZE, Attr.NEED_CNP_WRAPPER, Attr.NEED_CNP_PATCH,
-        Attr.EXPLICIT_CACHING, Attr.MAX_STACK_SIZE, Attr.COOP_GROUP_MASK_REGIDS, Attr.SW1850030_WAR, Attr.WMMA_USED,
-        Attr.REGCOUNT, Attr.SW2393858_WAR, Attr.SW2861232_WAR, Attr.SW_WAR, Attr.CUDA_API_VERSION, Attr.NUM_MBARRIERS,
-        Attr.CTA_PER_CLUSTER, Attr.EXPLICIT_CLUSTER, Attr.MAX_CLUSTER_RANK, Attr.RESERVED_SMEM_USED,
-        Attr.RESERVED_SMEM_0_SIZE, Attr.KPARAM_INFO_V2, Attr.VRC_CTA_INIT_COUNT, Attr.NUM_BARRIERS,
-        Attr.AT_ENTRY_FRAGMENTS, Attr.SPARSE_MMA_MASK, Attr.TCGEN05_1CTA_USED, Attr.TCGEN05_2CTA_USED,
-        Attr.REG_RECONFIG, Attr.CLUSTER_LAUNCH_CONTROL_USED, Attr.LANGUAGE, Attr.PREEXIT_USED, Attr.NVSAL_SW_WAR,
-        0x5F, 0x68, 0x6D,
+        Attr.CBANK_PARAM_SIZE, Attr.MAXREG_COUNT, Attr.CRS_STACK_SIZE, Attr.NEED_CNP_WRAPPER,
+        Attr.NEED_CNP_PATCH, Attr.EXPLICIT_CACHING, Attr.MAX_STACK_SIZE, Attr.COOP_GROUP_MASK_REGIDS,
+        Attr.SW1850030_WAR, Attr.WMMA_USED, Attr.REGCOUNT, Attr.SW2393858_WAR, Attr.SW2861232_WAR,
+        Attr.SW_WAR, Attr.CUDA_API_VERSION, Attr.NUM_MBARRIERS, Attr.CTA_PER_CLUSTER, Attr.EXPLICIT_CLUSTER,
+        Attr.MAX_CLUSTER_RANK, Attr.RESERVED_SMEM_USED, Attr.RESERVED_SMEM_0_SIZE, Attr.KPARAM_INFO_V2,
+        Attr.VRC_CTA_INIT_COUNT, Attr.NUM_BARRIERS, Attr.AT_ENTRY_FRAGMENTS, Attr.SPARSE_MMA_MASK,
+        Attr.TCGEN05_1CTA_USED, Attr.TCGEN05_2CTA_USED, Attr.REG_RECONFIG, Attr.CLUSTER_LAUNCH_CONTROL_USED,
+        Attr.LANGUAGE, Attr.PREEXIT_USED, Attr.NVSAL_SW_WAR, 0x5F, 0x68, 0x6D,
     }
 )  # fmt: skip
-"""Codes that hold no code offset. 0x5f, 0x68 and 0x6d have no public name; their values were scalar in all samples."""
+"""Codes that hold no code offset. 0x5f, 0x68 and 0x6d have no public name; their values were scalar in all
+samples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,14 +156,18 @@ class Attribute:
     def words(self) -> tuple[int, ...]:
         """Payload as unsigned 32-bit words. Raises CubinError [nvinfo-shape] when it isn't made of words."""
         if len(self.payload) % 4:
-            raise CubinError("nvinfo-shape", f"attribute {self.name}: {len(self.payload)} bytes are not 32-bit words")
+            raise CubinError(
+                "nvinfo-shape", f"attribute {self.name}: {len(self.payload)} bytes are not 32-bit words"
+            )
         return struct.unpack(f"<{len(self.payload) // 4}I", self.payload)
 
     def with_words(self, words: Iterable[int]) -> Attribute:
         """The same record with another payload. Raises CubinError [nvinfo-shape] beyond 65,535 bytes."""
         values = list(words)
         if len(values) * 4 > 0xFFFF:
-            raise CubinError("nvinfo-shape", f"attribute {self.name}: {len(values)} words exceed the record's 64 KiB")
+            raise CubinError(
+                "nvinfo-shape", f"attribute {self.name}: {len(values)} words exceed the record's 64 KiB"
+            )
         payload = struct.pack(f"<{len(values)}I", *values)
         return replace(self, value=len(payload), payload=payload)
 
@@ -197,7 +205,9 @@ def parse(data: bytes, where: str = ".nv.info") -> tuple[Attribute, ...]:
         if form == 4:
             payload = data[at : at + value]
             if len(payload) != value:
-                raise CubinError("nvinfo-truncated", f"{where}: record at {at - 4:#x} has {len(payload)} of {value} bytes")
+                raise CubinError(
+                    "nvinfo-truncated", f"{where}: record at {at - 4:#x} has {len(payload)} of {value} bytes"
+                )
             at += value
         attributes.append(Attribute(form, code, value, payload))
     return tuple(attributes)
@@ -214,19 +224,23 @@ def first(attributes: Iterable[Attribute], code: int) -> Attribute | None:
 
 
 def by_symbol(attributes: Iterable[Attribute], code: int) -> dict[int, int]:
-    """``{symbol index: value}`` of a two-word attribute of the global ``.nv.info`` (REGCOUNT, FRAME_SIZE, ...)."""
+    """``{symbol index: value}`` of a two-word attribute of the global ``.nv.info`` (REGCOUNT, FRAME_SIZE,
+    ...)."""
     found = {}
     for attribute in attributes:
         if attribute.code == code and attribute.format == 4:
             words = attribute.words
             if len(words) != 2:
-                raise CubinError("nvinfo-shape", f"attribute {attribute.name} has {len(words)} words, expected 2")
+                raise CubinError(
+                    "nvinfo-shape", f"attribute {attribute.name} has {len(words)} words, expected 2"
+                )
             found[words[0]] = words[1]
     return found
 
 
 def parameters(attributes: Iterable[Attribute]) -> tuple[Parameter, ...]:
-    """Kernel parameters in order (KPARAM_INFO: index, ordinal | offset << 16, flags with the size in bits 18 up).
+    """Kernel parameters in order (KPARAM_INFO: index, ordinal | offset << 16, flags with the size in bits 18
+    up).
 
     Raises CubinError [nvinfo-shape].
     """
@@ -242,14 +256,17 @@ def parameters(attributes: Iterable[Attribute]) -> tuple[Parameter, ...]:
 
 
 def indirect_branches(attribute: Attribute) -> tuple[IndirectBranch, ...]:
-    """Records of INDIRECT_BRANCH_TARGETS: branch offset, 0, count, targets. Raises CubinError [nvinfo-shape]."""
+    """Records of INDIRECT_BRANCH_TARGETS: branch offset, 0, count, targets. Raises CubinError
+    [nvinfo-shape]."""
     words = attribute.words
     found = []
     at = 0
     while at < len(words):
         head = words[at : at + 3]
         if len(head) < 3 or at + 3 + head[2] > len(words):
-            raise CubinError("nvinfo-shape", f"{attribute.name}: record at word {at} runs past {len(words)} words")
+            raise CubinError(
+                "nvinfo-shape", f"{attribute.name}: record at word {at} runs past {len(words)} words"
+            )
         found.append(IndirectBranch(head[0], head[1], words[at + 3 : at + 3 + head[2]]))
         at += 3 + head[2]
     return tuple(found)
@@ -258,8 +275,8 @@ def indirect_branches(attribute: Attribute) -> tuple[IndirectBranch, ...]:
 def check_movable(attributes: Iterable[Attribute], kernel: str) -> None:
     """Refuse a kernel whose attributes might hold a code offset that gwatch cannot move.
 
-    Raises UnsupportedError [nvinfo-unknown] for a format-4 code that isn't known to be a scalar or an offset list, and
-    [jump-table] for INDIRECT_BRANCH_TARGETS.
+    Raises UnsupportedError [nvinfo-unknown] for a format-4 code that isn't known to be a scalar or an offset
+    list, and [jump-table] for INDIRECT_BRANCH_TARGETS.
     """
     for attribute in attributes:
         if attribute.code == Attr.INDIRECT_BRANCH_TARGETS:
@@ -269,36 +286,43 @@ def check_movable(attributes: Iterable[Attribute], kernel: str) -> None:
             )  # fmt: skip
         if attribute.format == 4 and attribute.code not in OFFSET_SHAPES and attribute.code not in _SCALARS:
             raise UnsupportedError(
-                "nvinfo-unknown", f"kernel {kernel} carries attribute {attribute.name} ({attribute.code:#04x})",
+                "nvinfo-unknown",
+                f"kernel {kernel} carries attribute {attribute.name} ({attribute.code:#04x})",
                 "it may hold code offsets; gwatch does not move code below attributes it does not know",
             )  # fmt: skip
 
 
-def move(attributes: Iterable[Attribute], places: list[Callable[[int], int]]) -> tuple[tuple[Attribute, ...], dict[str, int]]:
+def move(
+    attributes: Iterable[Attribute], place: Callable[[int, int], int], copies: int
+) -> tuple[tuple[Attribute, ...], dict[str, int]]:
     """Attributes with every code offset moved, one set of entries per copy of the code.
 
-    ``places``: per copy, old byte offset -> new byte offset of the same instruction. Returns the new records and the
-    number of moved offsets per attribute name. Raises CubinError [nvinfo-shape].
+    ``place(offset, copy)``: old byte offset -> new byte offset of the same instruction in that copy. Returns
+    the new records and the number of moved offsets per attribute name. Raises CubinError [nvinfo-shape].
     """
     moved = []
     counts: dict[str, int] = {}
     for attribute in attributes:
         shape = OFFSET_SHAPES.get(attribute.code)
         if shape is not None and attribute.format != 4:
-            raise CubinError("nvinfo-shape", f"attribute {attribute.name} has format {attribute.format}, expected 4")
+            raise CubinError(
+                "nvinfo-shape", f"attribute {attribute.name} has format {attribute.format}, expected 4"
+            )
         if shape is not None:
             words = attribute.words
             if len(words) % shape.stride:
-                raise CubinError("nvinfo-shape", f"{attribute.name}: {len(words)} words, not entries of {shape.stride}")
+                raise CubinError(
+                    "nvinfo-shape", f"{attribute.name}: {len(words)} words, not entries of {shape.stride}"
+                )
             fresh: list[int] = []
-            for place in places:
+            for copy in range(copies):
                 for at in range(0, len(words), shape.stride):
                     entry = list(words[at : at + shape.stride])
-                    entry[shape.column] = place(entry[shape.column])
+                    entry[shape.column] = place(entry[shape.column], copy)
                     fresh += entry
             counts[attribute.name] = counts.get(attribute.name, 0) + len(words) // shape.stride
             attribute = attribute.with_words(fresh)
         elif attribute.code in PARALLEL:
-            attribute = attribute.with_words(attribute.words * len(places))
+            attribute = attribute.with_words(attribute.words * copies)
         moved.append(attribute)
     return tuple(moved), counts

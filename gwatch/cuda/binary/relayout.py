@@ -1,0 +1,300 @@
+"""Moving everything that holds a code address when a code section grows.
+
+The caller supplies the new code of one section and two kinds of maps from old instruction index to new index:
+
+* *target*: the first instruction inserted before i. Control-flow targets, return addresses, function starts,
+  frames.
+* *place*: i itself, once per copy of the code in the new text. Offset attributes, relocation places, line
+  rows.
+
+Every holder known to gwatch is rewritten; a holder whose meaning isn't known is refused by name before
+anything is written. See README.md of this folder for the table of holders.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gwatch.cuda.binary import nvinfo
+from gwatch.cuda.binary.codemap import CodeMap, Moved, TextEdit
+from gwatch.cuda.binary.debugmove import LINE_SECTIONS, DebugMover
+from gwatch.cuda.binary.elf import (
+    ET_EXEC,
+    REL,
+    RELA,
+    SHF_EXECINSTR,
+    SHT_RELA,
+    STT_FUNC,
+    STT_SECTION,
+    Elf,
+    Relocation,
+    Section,
+)
+from gwatch.cuda.binary.instruction import INSTRUCTION_SIZE
+from gwatch.cuda.binary.layout import Editor
+from gwatch.cuda.binary.nvinfo import Attr
+from gwatch.errors import CubinError, UnsupportedError
+
+__all__ = ["Moved", "TextEdit", "apply_edit"]
+
+MAX_REGISTERS = 255
+_EXIT_OPCODE = 0x94D
+_R_64 = 2
+_R_LOW, _R_HIGH = 56, 57
+_R_CALL_REL_TEXT, _R_CALL = 58, 75
+_ADDEND_TYPES = frozenset({_R_64, _R_LOW, _R_HIGH, _R_CALL})
+"""RELA types whose addend is a plain byte offset from the symbol."""
+_DEBUG = (".debug_", ".nv_debug")
+_PLAIN_DEBUG = frozenset(
+    {".debug_frame", ".debug_str", ".debug_abbrev", ".debug_info", ".debug_loc", ".debug_macinfo",
+     ".debug_pubnames", ".nv_debug_ptx_txt", *LINE_SECTIONS}
+)  # fmt: skip
+"""Debug sections whose code addresses are all relocated (or that hold none)."""
+
+
+def apply_edit(image: bytes, edit: TextEdit, moved: Moved | None = None) -> bytes:
+    """The image with the section's code replaced and every holder of a code address moved.
+
+    ``moved``, when given, is filled with counts per kind of holder. Raises UnsupportedError ([mercury],
+    [jump-table], [nvinfo-unknown], [debug-registers], [debug-section], [debug-line], [debug-frame],
+    [relocation-type], [relocatable-object], [register-limit]) for what gwatch does not move, CubinError for
+    damage or impossible maps.
+    """
+    elf = Elf(image)
+    mover = _Mover(elf, edit, moved or Moved())
+    mover.check()
+    mover.move_all()
+    result = mover.editor.write()
+    mover.verify(Elf(result))
+    return result
+
+
+class _Mover:
+    def __init__(self, elf: Elf, edit: TextEdit, moved: Moved) -> None:
+        self.elf, self.edit, self.moved = elf, edit, moved
+        self.editor = Editor(elf)
+        self.section = elf.section(edit.section_index)
+        if not (self.section.in_file and self.section.flags & SHF_EXECINSTR):
+            raise CubinError(
+                "code-section", f"section {edit.section_index} ({self.section.name}) holds no code"
+            )
+        self.code = CodeMap(elf, edit)
+        self.name = self.code.name
+        self.debug = DebugMover(self.code, self.editor, moved)
+
+    # refusals -----------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        elf = self.elf
+        if elf.header.type != ET_EXEC:
+            raise UnsupportedError(
+                "relocatable-object", f"{self.name} is in a relocatable object",
+                "link it first (nvlink); gwatch changes loadable cubins",
+            )  # fmt: skip
+        for section in elf.sections:
+            if section.name.startswith((".nv.merc.", ".nv.capmerc.")):
+                raise UnsupportedError(
+                    "mercury", f"the cubin carries a second form of its code ({section.name})",
+                    "gwatch does not change the code of sm_100 and later cubins yet",
+                )  # fmt: skip
+            if section.name.startswith((".nv.uft", ".nv.udt")) and section.size:
+                raise UnsupportedError(
+                    "function-table", f"the cubin has a unified function table ({section.name})"
+                )
+            if section.name.startswith(".nv_debug_info_reg"):
+                raise UnsupportedError(
+                    "debug-registers", f"the cubin was compiled with -G (section {section.name})",
+                    "rebuild with -lineinfo instead of -G",
+                )  # fmt: skip
+            if section.in_file and section.name.startswith(_DEBUG) and section.name not in _PLAIN_DEBUG:
+                raise UnsupportedError(
+                    "debug-section", f"gwatch does not move code addresses in {section.name}"
+                )
+        self.attributes = self._attributes()
+        nvinfo.check_movable(self.attributes, self.name)
+
+    def _info_section(self) -> Section | None:
+        for section in self.elf.sections:
+            if section.info == self.section.index and section.name.startswith(".nv.info."):
+                return section
+        return None
+
+    def _attributes(self) -> tuple[nvinfo.Attribute, ...]:
+        section = self._info_section()
+        return nvinfo.parse(self.elf.content(section), section.name) if section is not None else ()
+
+    # moving -------------------------------------------------------------------------------------------------
+
+    def move_all(self) -> None:
+        self.editor.replace(self.section.index, self.edit.text)
+        self.debug.move_lines()
+        self.debug.move_frames()
+        self._move_relocations()
+        self._move_symbols()
+        self._move_attributes()
+        if self.edit.register_count is not None:
+            self._set_registers(self.edit.register_count)
+
+    def _move_attributes(self) -> None:
+        section = self._info_section()
+        if section is None or not section.in_file:
+            return
+        fresh, counts = nvinfo.move(
+            self.attributes,
+            lambda offset, copy: self.code.place_of(offset, copy, "an attribute"),
+            self.code.copies,
+        )
+        for name, count in counts.items():
+            self.moved.add(name, count)
+        self.editor.replace(section.index, nvinfo.serialize(fresh))
+
+    def _move_symbols(self) -> None:
+        for symbol in self.elf.symbols:
+            if symbol.section != self.section.index or symbol.kind == STT_SECTION:
+                continue
+            value = self.code.target_of(symbol.value, holder=f"symbol {symbol.name}")
+            size = 0
+            if symbol.size:
+                end = symbol.value + symbol.size
+                size = self.code.span_end(symbol.value, end) - value
+            if (value, size) != (symbol.value, symbol.size):
+                self.editor.set_symbol(symbol.index, value=value, size=size)
+                self.moved.add("symbol")
+
+    def _move_relocations(self) -> None:
+        for table in self.elf.relocation_sections():
+            if not table.in_file:
+                continue
+            own = table.info == self.section.index
+            target = self.elf.section(table.info)
+            content = self.elf.content(target)
+            entries: list[Relocation] = []
+            changed = False
+            for copy in range(self.code.copies if own else 1):
+                for entry in self.elf.relocations(table):
+                    fresh = self._move_relocation(entry, target, content, copy, own)
+                    changed |= fresh != entry
+                    entries.append(fresh)
+            if changed:
+                layout = RELA if table.type == SHT_RELA else REL
+                packed = bytearray()
+                for e in entries:
+                    head = (e.offset, e.symbol << 32 | e.type)
+                    packed += layout.pack(*head) if e.addend is None else layout.pack(*head, e.addend)
+                self.editor.replace(table.index, bytes(packed))
+
+    def _move_relocation(
+        self, entry: Relocation, target: Section, content: bytes, copy: int, own: bool
+    ) -> Relocation:
+        offset, addend = entry.offset, entry.addend
+        if own:
+            base = offset - offset % INSTRUCTION_SIZE
+            offset = self.code.place_of(base, copy, "a relocation") + entry.offset - base
+            self.moved.add("relocation place")
+        elif target.name in LINE_SECTIONS:
+            offset = self.debug.starts_moved.get((target.index, offset), offset)
+        symbol = self.elf.symbols[entry.symbol]
+        if symbol.section == self.section.index:
+            addend = self._move_addend(entry, target, content, copy)
+        return Relocation(offset, entry.type, entry.symbol, addend)
+
+    def _move_addend(self, entry: Relocation, target: Section, content: bytes, copy: int) -> int | None:
+        symbol = self.elf.symbols[entry.symbol]
+        new_value = self.code.new_value(entry.symbol)
+        if entry.addend is None:
+            self._move_in_place(entry, target, content, new_value)
+            return None
+        code = symbol.value + entry.addend
+        if entry.addend == 0 and (copy == 0 or code == 0):
+            return 0
+        if entry.type not in _ADDEND_TYPES:
+            raise UnsupportedError(
+                "relocation-type", f"relocation type {entry.type} in {target.name} points into {self.name}"
+            )
+        self.moved.add("relocation addend")
+        holder = f"a relocation in {target.name}"
+        if target.name.startswith(".debug_") and code == self.code.old_size:
+            return self.code.span_end(symbol.value, code) - new_value
+        return self.code.target_of(code, copy, holder) - new_value
+
+    def _move_in_place(self, entry: Relocation, target: Section, content: bytes, new_value: int) -> None:
+        """REL: the addend sits in the bytes. Zero everywhere but in 64-bit debug addresses."""
+        symbol = self.elf.symbols[entry.symbol]
+        if entry.type == _R_64:
+            old = int.from_bytes(content[entry.offset : entry.offset + 8], "little")
+            if old and target.name not in LINE_SECTIONS:
+                code = symbol.value + old
+                fresh = (
+                    self.code.span_end(symbol.value, code)
+                    if code == self.code.old_size
+                    else self.code.target_of(code)
+                )
+                data = bytearray(self.editor.content(target.index))
+                data[entry.offset : entry.offset + 8] = (fresh - new_value).to_bytes(8, "little")
+                self.editor.replace(target.index, bytes(data))
+                self.moved.add("relocation addend")
+            return
+        at = entry.offset - entry.offset % INSTRUCTION_SIZE
+        word = int.from_bytes(content[at : at + INSTRUCTION_SIZE], "little")
+        bits = {_R_LOW: (32, 32), _R_HIGH: (32, 32), _R_CALL_REL_TEXT: (34, 47)}.get(entry.type)
+        if bits is None or word >> bits[0] & ((1 << bits[1]) - 1):
+            raise UnsupportedError(
+                "relocation-type", f"relocation type {entry.type} in {target.name} points into {self.name}"
+            )
+
+    # registers ----------------------------------------------------------------------------------------------
+
+    def _set_registers(self, count: int) -> None:
+        if not 0 < count <= MAX_REGISTERS:
+            raise UnsupportedError(
+                "register-limit", f"{self.name}: {count} registers per thread, at most {MAX_REGISTERS}"
+            )
+        info = self.elf.find(".nv.info")
+        if info is None:
+            raise CubinError("regcount-missing", f"no .nv.info section states the registers of {self.name}")
+        symbol = next(
+            (s.index for s in self.elf.symbols
+             if s.section == self.section.index and s.kind == STT_FUNC and s.value == 0), None,
+        )  # fmt: skip
+        records = []
+        old = None
+        for attribute in nvinfo.parse(self.elf.content(info)):
+            if attribute.code == Attr.REGCOUNT and attribute.words[:1] == (symbol,):
+                old = attribute.words[1]
+                attribute = attribute.with_words([attribute.words[0], count])
+            records.append(attribute)
+        if old is None:
+            raise CubinError("regcount-missing", f"no REGCOUNT attribute for {self.name}")
+        top = self.section.info >> 24
+        if top and top != old:
+            raise CubinError(
+                "regcount-mismatch", f"{self.name}: REGCOUNT {old}, but the section header says {top}"
+            )
+        if top:
+            self.editor.set_section(self.section.index, info=self.section.info & 0xFFFFFF | count << 24)
+        self.editor.replace(info.index, nvinfo.serialize(records))
+        self.moved.add("REGCOUNT")
+
+    # proof --------------------------------------------------------------------------------------------------
+
+    def verify(self, result: Elf) -> None:
+        """Independent look at the result: moved EXIT offsets still name EXIT instructions.
+
+        Raises CubinError [relayout-check].
+        """
+        section = self._info_section()
+        if section is None:
+            return
+        words = np.frombuffer(self.edit.text, dtype="<u8").reshape(-1, 2)[:, 0] & 0xFFF
+        old = np.frombuffer(self.elf.content(self.section), dtype="<u8").reshape(-1, 2)[:, 0] & 0xFFF
+        before = nvinfo.first(self.attributes, Attr.EXIT_INSTR_OFFSETS)
+        after = nvinfo.first(nvinfo.parse(result.content(section.index)), Attr.EXIT_INSTR_OFFSETS)
+        if before is None or after is None:
+            return
+        for copy in range(self.code.copies):
+            for position, offset in enumerate(before.words):
+                fresh = after.words[copy * len(before.words) + position]
+                if old[offset // INSTRUCTION_SIZE] == _EXIT_OPCODE != words[fresh // INSTRUCTION_SIZE]:
+                    raise CubinError(
+                        "relayout-check", f"{self.name}: EXIT at {offset:#x} is not at {fresh:#x} any more"
+                    )
