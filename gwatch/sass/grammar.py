@@ -40,7 +40,8 @@ _WORDS = {
     "NAME": "a name", "LABEL": "a label `(name)", "SET": "a set {1,0}", "VIRTUAL": "a register %name",
     "PLACEHOLDER": "{name}", "INDEX": "an index", "COMMA": "','", "GAP": "a blank", "BLANK": "'['",
     "LSQB": "'['", "RSQB": "']'", "PLUS": "'+'", "VBAR": "'|'", "AT": "a guard @P0", "$END": "the end",
-    "DIRECTIVE": "a directive", "WORD": "a word", "STRING": "a quoted string", "EXPRESSION": "an expression",
+    "DIRECTIVE": "a directive", "WORD": "a word", "STRING": "a quoted string",
+    "LPAR": "'('", "RPAR": "')'", "MINUS": "'-'",
 }
 
 
@@ -77,10 +78,10 @@ def parse_tree(grammar: str, text: str, *, line: int = 1) -> Tree[Token]:
     try:
         return _parser(grammar).parse(text)
     except UnexpectedInput as error:
-        raise _error(error, text, line) from None
+        raise _error(error, text, line, grammar.removesuffix(".lark")) from None
 
 
-def _error(error: UnexpectedInput, text: str, line: int) -> ParseError:
+def _error(error: UnexpectedInput, text: str, line: int, what: str) -> ParseError:
     if isinstance(error, UnexpectedToken):
         expected = set(error.expected)
         found = repr(str(error.token)) if error.token.type != "$END" else "the end"
@@ -94,7 +95,7 @@ def _error(error: UnexpectedInput, text: str, line: int) -> ParseError:
         expected = set(error.expected) if isinstance(error, UnexpectedEOF) else set()
         position, found = len(text), "the end"
     wanted = sorted({_WORDS.get(name, name) for name in expected})
-    return ParseError("sass-syntax",
+    return ParseError(f"{what}-syntax",
                       f"line {line}, column {position + 1}: unexpected {found} in {text.strip()!r}",
                       "expected " + " or ".join(wanted) if wanted else "")
 
@@ -128,6 +129,30 @@ def parse_instruction(text: str, *, line: int = 1) -> ParsedLine:
                     operands.append(_operand(child))
             places = list(zip(starts, [*ends[1:], len(text)], strict=True))
     return ParsedLine(guard, mnemonic, modifiers, tuple(separators), tuple(operands), tuple(places))
+
+
+def parse_directive(text: str, *, line: int = 1) -> tuple[str, list[tuple[str, str, str]]]:
+    """Name of a listing's directive, and (kind, text, subtrahend) of each argument
+    (``grammars/listing.lark``).
+
+    Kinds are word, string, attribute and difference; strings come without quotes. Raises ParseError
+    ``[listing-syntax]``; ``line`` is the line number it names.
+    """
+    name, *nodes = parse_tree("listing.lark", text, line=line).children
+    arguments = []
+    for node in nodes:
+        if isinstance(node, Token):
+            kind = "string" if node.type == "STRING" else "word"
+            arguments.append((kind, _unquoted(node), ""))
+        else:
+            texts = [_unquoted(child) for child in node.children]
+            arguments.append((str(node.data), texts[0], texts[1] if len(texts) > 1 else ""))
+    return str(name), arguments
+
+
+def _unquoted(node: Node) -> str:
+    text = str(node)
+    return text[1:-1] if text.startswith('"') else text
 
 
 def _position(value: int | None) -> int:
