@@ -1,0 +1,309 @@
+"""The records of a ring: slots to a structured array.
+
+The ring is read in blocks of warps small enough for the cache; inside a block everything is a handful of
+numpy passes. Every slot's sequence must be the one its place demands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gwatch.cuda.xtrace.clocks import (
+    CYCLE_WRAP_NS,
+    MAX_CLOCK_HZ,
+    AnchorFit,
+    extend32,
+    extend_near,
+    fit_anchor,
+)
+from gwatch.errors import TraceError
+from gwatch.rewrite.ring import CANARY, LANES, Keep, RecordKind, RingLayout
+from gwatch.rewrite.sitemap import SiteMap
+
+RECORD_DTYPE = np.dtype(
+    [
+        ("time", "<i8"),
+        ("value", "<u8"),
+        ("sequence", "<u4"),
+        ("block", "<i4", (3,)),
+        ("thread", "<i4"),
+        ("warp", "<i4"),
+        ("smid", "<i4"),
+        ("site", "<i2"),
+        ("lane", "u1"),
+        ("warp_level", "?"),
+    ]
+)
+"""One record. ``block`` is (x, y, z); ``time`` in ns (``gpu``, ``anchor``) or SM cycles (``sm``); ``thread``
+linear in its CTA, -1 for a warp-level record (``lane`` then is the lane that was elected); ``warp`` is
+``linear thread >> 5``; ``sequence`` counts all records of the lane; ``value`` is 0 at sites without one."""
+
+MIN_VISIT_CYCLES = 8
+"""No lane makes records faster: the record's own instructions take longer to issue."""
+
+_BLOCK_SLOTS = 1 << 16
+_MAX_PAIRS = 1 << 19
+# numpy copies structured elements field by field, opaque ones in one go (ten times faster).
+_OPAQUE = np.dtype(("V", RECORD_DTYPE.itemsize))
+
+
+class RingReader:
+    """One ring being read: lookup tables by site, counts per lane, clock pairs found on the way."""
+
+    def __init__(
+        self,
+        ring: npt.NDArray[np.uint8],
+        headers: npt.NDArray[np.void],
+        layout: RingLayout,
+        site_map: SiteMap,
+    ) -> None:
+        fmt = layout.format
+        self.fmt = fmt
+        self.layout = layout
+        self.clock = site_map.clock
+        self.headers = headers
+        self.ring = ring.view(fmt.dtype).reshape(layout.warps, fmt.slots, LANES)
+        self.plain = np.dtype("<u8" if fmt.record_bytes == 8 else "<c16")
+        self.visits = np.zeros((layout.warps, LANES), np.int64)
+        self.full_lanes = 0
+        self.certainly_wrapped = 0
+        self.exit_pairs = site_map.pairs_at_exit
+        count = len(site_map.sites) + 1
+        self.site_count = len(site_map.sites)
+        self.warp_level = np.zeros(count, bool)
+        self.pair = np.zeros(count, bool)
+        self.smid_value = np.zeros(count, bool)
+        self.low_mask = np.zeros(count, np.uint64)
+        self.high_mask = np.zeros(count, np.uint64)
+        for site in site_map.sites:
+            i = site.site_id + 1
+            self.warp_level[i] = site.warp_level
+            self.pair[i] = site.pair
+            self.smid_value[i] = site.value == "smid"
+            self.low_mask[i] = 0xFFFFFFFF if site.value_bits else 0
+            self.high_mask[i] = 0xFFFFFFFF if site.value_bits == 64 else 0
+        self.any_value = bool(self.low_mask.any()) or bool(self.smid_value.any())
+        self.pair_cycles: list[npt.NDArray[np.int64]] = []
+        self.pair_ns: list[npt.NDArray[np.int64]] = []
+        self.pair_sm: list[npt.NDArray[np.int64]] = []
+        slots_total = max(1, layout.warps * fmt.depth)
+        # Odd, so that it does not pick the same visit of every lane.
+        self.pair_stride = slots_total // _MAX_PAIRS | 1
+        self.rate = self._rate_hint() if self.pair.any() else 0.0
+
+    def _rate_hint(self) -> float:
+        """Cycles per ns, roughly, from the longest-lived warp whose exit pair is on record; 1.7 GHz without
+        one."""
+        out = self.headers[self.headers["ns_out"] != 0]
+        if len(out) == 0:
+            return 1.7
+        ns = (out["ns_out"] - out["ns_in"].astype(np.uint32)).astype(np.float64)
+        cycles = (out["clock_out"] - out["clock_in"].astype(np.uint32)).astype(np.float64)
+        good = (ns > 1000) & (ns < 1e9)
+        return float(np.median(cycles[good] / ns[good])) if good.any() else 1.7
+
+    def run(self, warps: npt.NDArray[np.int64]) -> npt.NDArray[np.void]:
+        """All records of ``warps``; fills ``visits`` and the clock pairs on the way."""
+        size = max(1, _BLOCK_SLOTS // (self.fmt.slots * LANES))
+        first = [self._count(warps[i : i + size]) for i in range(0, len(warps), size)]
+        out = np.zeros(sum(first), RECORD_DTYPE)
+        at = 0
+        for number, i in enumerate(range(0, len(warps), size)):
+            if first[number]:
+                self._fill(warps[i : i + size], out[at : at + first[number]])
+                at += first[number]
+        return out
+
+    def _count(self, warps: npt.NDArray[np.int64]) -> int:
+        """Visits of each lane of ``warps``, every slot checked against them; returns the number of records
+        kept."""
+        fmt = self.fmt
+        tag = self.ring["tag"][warps[0] : warps[-1] + 1]
+        valid = (tag & 0xFF) != 0
+        sequence = (tag >> fmt.sequence_shift).astype(np.int64)
+        slot = np.arange(fmt.slots, dtype=np.int64)[None, :, None]
+        period = 1 << fmt.sequence_bits
+        if fmt.keep is Keep.NEWEST:
+            # Slot 0 is the first that each lap writes: its lap is the newest, and the head ends that lap.
+            lap = sequence >> (fmt.depth.bit_length() - 1)
+            newest = lap[:, 0, :]
+            head = (valid & (lap == newest[:, None, :])).sum(axis=1)
+            visits = np.where(valid[:, 0, :], newest * fmt.depth + head, 0)
+            last = fmt.depth - 1
+            wrapped = (newest == 0) & valid[:, last, :] & (lap[:, last, :] != 0) & valid[:, 0, :]
+            visits = visits + wrapped * period
+            expected = visits[:, None, :] - 1 - ((visits[:, None, :] - 1 - slot) & (fmt.depth - 1))
+            written = expected >= 0
+            full = visits > fmt.depth
+        else:
+            trash = valid[:, fmt.depth, :]
+            tail = sequence[:, fmt.depth, :]
+            wrapped = trash & (tail < fmt.depth)
+            visits = np.where(trash, tail + 1 + wrapped * period, valid[:, : fmt.depth, :].sum(axis=1))
+            expected = np.broadcast_to(slot, sequence.shape).copy()
+            expected[:, fmt.depth, :] = visits - 1
+            written = (slot < visits[:, None, :]) & ((slot < fmt.depth) | trash[:, None, :])
+            full = trash
+        right = np.where(written, valid & (sequence == (expected & (period - 1))), ~valid)
+        if not right.all():
+            w, s, lane = (int(v[0]) for v in np.nonzero(~right))
+            raise TraceError(
+                "ring-corrupt",
+                f"slot {s} of lane {lane}, warp {int(warps[0]) + w} holds a record that is not its own",
+                "two launches shared the ring, it was not zeroed, or the kernel wrote into it",
+            )
+        if valid.any() and int((tag & 0xFF).max()) > self.site_count:
+            raise TraceError(
+                "ring-corrupt", f"a record names site {int((tag & 0xFF).max()) - 1}", "wrong site map?"
+            )
+        self.visits[warps] = visits
+        self.full_lanes += int(full.sum())
+        self.certainly_wrapped += int(wrapped.sum())
+        return int(np.minimum(visits, fmt.depth).sum())
+
+    def _fill(self, warps: npt.NDArray[np.int64], out: npt.NDArray[np.void]) -> None:
+        """Writes the records of ``warps`` to ``out`` (times still cycles for ``anchor``)."""
+        fmt = self.fmt
+        visits = self.visits[warps].reshape(-1)
+        kept = np.minimum(visits, fmt.depth)
+        first = visits - kept if fmt.keep is Keep.NEWEST else np.zeros_like(visits)
+        block = self.ring[warps[0] : warps[-1] + 1]
+        spread: Callable[[npt.NDArray[Any]], npt.NDArray[Any]]
+        if kept.min() == kept.max() and len(np.unique(first & (fmt.depth - 1))) == 1:
+            # Every lane's records lie in the same slots: rows x records, without index arrays.
+            count = int(kept[0])
+            order = (int(first[0]) + np.arange(count)) & (fmt.depth - 1)
+            moved = block.view(self.plain)[:, order].transpose(0, 2, 1)
+            got = np.ascontiguousarray(moved).view(fmt.dtype).reshape(len(kept), count)
+            view = out.reshape(len(kept), count)
+            nth = np.arange(count)[None, :]
+
+            def spread(of_row: npt.NDArray[Any]) -> npt.NDArray[Any]:
+                return of_row[:, None]
+        else:
+            row = np.repeat(np.arange(len(kept)), kept)
+            nth = np.arange(len(row)) - (np.cumsum(kept) - kept)[row]
+            slot = (nth + first[row]) & (fmt.depth - 1)
+            place = ((row >> 5) * fmt.slots + slot) * LANES + (row & 31)
+            got = block.view(self.plain).reshape(-1)[place].view(fmt.dtype)
+            view = out
+
+            def spread(of_row: npt.NDArray[Any]) -> npt.NDArray[Any]:
+                return of_row[row]
+
+        view.view(_OPAQUE)[...] = spread(self._lane_records(warps).view(_OPAQUE))
+        view["sequence"] = nth + spread(first)
+        site: npt.NDArray[Any] = got["tag"] & 0xFF
+        view["site"] = site - 1
+        if self.warp_level.any():
+            level = self.warp_level[site]
+            view["warp_level"] = level
+            view["thread"][level] = -1
+        view["time"] = self._times(got, warps, site, spread)
+        if self.any_value:
+            view["value"] = self._values(got, site, view["smid"])
+        if self.warp_level.any():
+            self._merge_warp_level(out)
+
+    def _lane_records(self, warps: npt.NDArray[np.int64]) -> npt.NDArray[np.void]:
+        """(32 x warps,) a record of each lane with what all its records share."""
+        gx, gy, _ = self.layout.grid
+        header = self.headers[warps]
+        cta = header["cta"].astype(np.int32)
+        lanes = np.zeros((len(warps), LANES), RECORD_DTYPE)
+        lanes["block"] = np.stack([cta % gx, cta // gx % gy, cta // gx // gy], axis=1)[:, None, :]
+        lanes["smid"] = header["smid"].astype(np.int32)[:, None]
+        lanes["warp"] = (warps % self.layout.warps_per_cta)[:, None]
+        lanes["lane"] = np.arange(LANES)
+        lanes["thread"] = lanes["warp"] * LANES + lanes["lane"]
+        return lanes.reshape(-1)
+
+    def _times(
+        self,
+        got: npt.NDArray[np.void],
+        warps: npt.NDArray[np.int64],
+        site: npt.NDArray[Any],
+        spread: Callable[[npt.NDArray[Any]], npt.NDArray[Any]],
+    ) -> npt.NDArray[np.int64]:
+        """64-bit times, cycles for ``sm`` and ``anchor``; collects clock pairs."""
+        if self.fmt.kind is RecordKind.LONG:
+            times: npt.NDArray[np.int64] = got["time"].astype(np.int64)
+            return times
+        header = np.repeat(self.headers[warps], LANES)
+        start = spread(header["ns_in" if self.clock == "gpu" else "clock_in"].astype(np.int64))
+        low = got["time"]
+        cycles = extend32(low, start)
+        if self.clock != "anchor" or not self.pair.any():
+            return cycles
+        paired = self.pair[site]
+        ns_start = spread(header["ns_in"].astype(np.int64))
+        ns = extend32(got["y"], ns_start)
+        # The ns reading of the same record says how often the cycle counter wrapped.
+        near = extend_near(low, start + (ns - ns_start) * self.rate)
+        cycles = np.where(paired, near, cycles)
+        chosen = np.flatnonzero(paired)[:: self.pair_stride]
+        sm = np.broadcast_to(spread(header["smid"].astype(np.int64)), site.shape)
+        for pairs, values in ((self.pair_cycles, cycles), (self.pair_ns, ns), (self.pair_sm, sm)):
+            pairs.append(values.reshape(-1)[chosen])
+        return cycles
+
+    def _values(
+        self, got: npt.NDArray[np.void], site: npt.NDArray[Any], smid: npt.NDArray[np.int32]
+    ) -> npt.NDArray[np.uint64]:
+        value = np.zeros(got.shape, np.uint64)
+        if self.fmt.kind is not RecordKind.NARROW:
+            value = got["x"] & self.low_mask[site]
+        if self.fmt.kind is RecordKind.WIDE and self.high_mask.any():
+            value |= (got["y"] & self.high_mask[site]) << np.uint64(32)
+        if self.smid_value.any():
+            value = np.where(self.smid_value[site], smid.astype(np.uint64), value)
+        return value
+
+    def _merge_warp_level(self, out: npt.NDArray[np.void]) -> None:
+        """Inside each warp thread-level records stay first; warp-level ones of all lanes go by time."""
+        level = out["warp_level"]
+        block = out["block"]
+        new = np.zeros(len(out), bool)
+        new[1:] = (out["warp"][1:] != out["warp"][:-1]) | (block[1:] != block[:-1]).any(axis=1)
+        key = np.cumsum(new) * 2 + level
+        steps = np.diff(key)
+        if (steps >= 0).all() and ((steps > 0) | ~level[1:] | (np.diff(out["time"]) >= 0)).all():
+            return
+        time = np.where(level, out["time"], 0)
+        out[:] = out[np.lexsort((time, key))]
+
+    def sequence_warnings(self, duration_ns: float | None) -> list[str]:
+        """What the sequences cannot prove."""
+        period = 1 << self.fmt.sequence_bits
+        if self.certainly_wrapped:
+            return [
+                f"[sequence-wrapped] {self.certainly_wrapped} threads made more than {period} records: their "
+                "dropped counts are lower bounds"
+            ]
+        fastest_ns = period * MIN_VISIT_CYCLES / MAX_CLOCK_HZ * 1e9
+        if self.full_lanes and (duration_ns is None or duration_ns >= fastest_ns):
+            return [f"[sequence-unproved] dropped counts are exact unless a thread passed {period} records"]
+        return []
+
+    def fit(self) -> AnchorFit:
+        """The anchor curves from header pairs and in-record pairs."""
+        header = self.headers[self.headers["canary"] == CANARY]
+        clock_in, ns_in = header["clock_in"].astype(np.int64), header["ns_in"].astype(np.int64)
+        smid = header["smid"].astype(np.int64)
+        cycles, ns, sm = [clock_in, *self.pair_cycles], [ns_in, *self.pair_ns], [smid, *self.pair_sm]
+        if self.exit_pairs:
+            left = (header["ns_out"] != 0) | (header["clock_out"] != 0)
+            ns_out = extend32(header["ns_out"], ns_in)
+            near = clock_in + (ns_out - ns_in) * (self.rate or self._rate_hint())
+            short = ns_out - ns_in < CYCLE_WRAP_NS
+            clock_out = np.where(
+                short, extend32(header["clock_out"], clock_in), extend_near(header["clock_out"], near)
+            )
+            cycles.append(clock_out[left])
+            ns.append(ns_out[left])
+            sm.append(smid[left])
+        return fit_anchor(np.concatenate(cycles), np.concatenate(ns), np.concatenate(sm))
