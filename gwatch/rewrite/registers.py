@@ -1,0 +1,122 @@
+"""Which physical registers inserted code gets.
+
+General registers come from R(n-2) upwards, n being the kernel's register count: a kernel that declares n registers
+names R0 .. R(n-3) at most, so nothing there is live in it or in the functions inside its section. The new count is
+the highest register + 3. Uniform registers and predicates are those that no code which may run names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from gwatch.errors import RegisterPressureError, UnsupportedError
+from gwatch.sass.arch import Arch, allocated_registers
+
+SPARE = 2
+EXCLUDED_KEYS = {"general": "R", "uniform_general": "UR", "predicate": "P"}
+
+
+def parse_excluded(excluded: Mapping[str, Iterable[int]] | None) -> dict[str, frozenset[int]]:
+    """``{"general": [...], "uniform_general": [...], "predicate": [...]}`` by register file.
+
+    Raises UnsupportedError ``[excluded-registers]`` for another key or a number outside its file.
+    """
+    limits = {"R": 255, "UR": 255, "P": 7}
+    out = {file: frozenset[int]() for file in limits}
+    for key, numbers in (excluded or {}).items():
+        file = EXCLUDED_KEYS.get(key)
+        if file is None:
+            raise UnsupportedError("excluded-registers", f"excluded registers of kind {key!r}",
+                                   "kinds are: " + " ".join(EXCLUDED_KEYS))
+        chosen = frozenset(numbers)
+        for number in chosen:
+            if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < limits[file]:
+                raise UnsupportedError("excluded-registers", f"{file}{number} in excluded registers does not exist")
+        out[file] = chosen
+    return out
+
+
+@dataclass(slots=True)
+class RegisterFile:
+    """Hands out aligned groups of one file. ``taken`` are numbers that may not be used."""
+
+    file: str
+    first: int
+    limit: int
+    taken: frozenset[int]
+    used: set[int] = field(default_factory=set)
+
+    def take(self, width: int, descending: bool = False) -> int | None:
+        """The first of ``width`` free registers aligned to ``width``, or None."""
+        starts = range(-(-self.first // width) * width, self.limit - width + 1, width)
+        for start in reversed(starts) if descending else starts:
+            group = set(range(start, start + width))
+            if not group & self.taken and not group & self.used:
+                self.used |= group
+                return start
+        return None
+
+
+@dataclass(slots=True)
+class Allocator:
+    """Registers for one rewritten kernel.
+
+    ``register_count`` is the kernel's own count, ``first_free`` the first general register that neither it nor a
+    function it may call names; ``busy_uniforms`` and ``busy_predicates`` are named by its code and
+    its callees'. Raises RegisterPressureError ``[registers]``, ``[uniform-registers]`` or ``[predicates]`` naming the
+    kernel and what was asked for.
+    """
+
+    arch: Arch
+    kernel: str
+    register_count: int
+    busy_uniforms: frozenset[int]
+    busy_predicates: frozenset[int]
+    excluded: dict[str, frozenset[int]]
+    first_free: int
+    general: RegisterFile = field(init=False)
+    uniform: RegisterFile = field(init=False)
+    predicate: RegisterFile = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.general = RegisterFile("R", self.first_free, self.arch.max_registers - SPARE, self.excluded["R"])
+        self.uniform = RegisterFile("UR", 0, self.arch.uniform_zero, self.excluded["UR"] | self.busy_uniforms)
+        self.predicate = RegisterFile("P", 0, self.arch.predicate_true, self.excluded["P"] | self.busy_predicates)
+
+    def take(self, file: str, width: int, name: str) -> int:
+        """``width`` aligned registers of ``file`` for the virtual register ``name``."""
+        pool = {"R": self.general, "UR": self.uniform, "P": self.predicate}[file]
+        start = pool.take(width, descending=file != "R")
+        if start is not None:
+            return start
+        wanted = f"{self.kernel}: {width} {file} register{'s' * (width > 1)} for %{name}"
+        if file == "R":
+            raise RegisterPressureError("registers", f"{wanted}: the kernel uses {self.register_count} of "
+                                        f"{self.arch.max_registers} and none above is left",
+                                        "excluding fewer registers or recording fewer values may help")
+        if file == "UR":
+            raise RegisterPressureError("uniform-registers", f"{wanted}: its code names or excludes every such group")
+        raise RegisterPressureError("predicates", f"{wanted}: its code names or excludes all of P0-P6")
+
+    @property
+    def new_count(self) -> int:
+        """The register count the rewritten kernel must declare."""
+        highest = max(self.general.used, default=-1)
+        return max(self.register_count, highest + 1 + SPARE)
+
+
+def check_launchable(arch: Arch, kernel: str, before: int, after: int, max_threads: int | None) -> None:
+    """Refuse a count with which the largest CTA that the kernel promises to accept no longer fits.
+
+    Raises RegisterPressureError ``[launch-bounds]``.
+    """
+    if after <= before or not max_threads:
+        return
+    warps = -(-max_threads // 32)
+    if allocated_registers(arch, after) * 32 * warps > arch.registers_per_sm >= (
+            allocated_registers(arch, before) * 32 * warps):
+        raise RegisterPressureError(
+            "launch-bounds", f"{kernel}: {after} registers (now {before}) for up to {max_threads} threads a CTA exceed the "
+            f"{arch.registers_per_sm} of an SM, so such a launch would fail",
+            "record less, or compile the kernel with smaller launch bounds")

@@ -1,0 +1,74 @@
+"""What a rewrite hands back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Indices = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedSite:
+    """One insertion: before original instruction ``index`` (-1: at the entry), ``instruction`` its text; the inserted
+    words are ``first`` .. ``first + count - 1`` of the new code, with ``texts``. ``registers`` maps the snippet's
+    names to physical ones ("R40", "P6").
+    """
+
+    index: int
+    label: str
+    instruction: str
+    first: int
+    count: int
+    texts: tuple[str, ...]
+    controls: tuple[tuple[int, int, int, int, int], ...]
+    registers: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class ReuseEdit:
+    """The ``.reuse`` bits cleared on original instruction ``index`` because code now stands behind it."""
+
+    index: int
+    bits: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rewritten:
+    """A rewritten cubin and everything that changed.
+
+    ``data``: the new image. ``target_map`` (n + 1,), ``place_map`` (n,): instruction indices, see
+    :mod:`gwatch.sass.motion`. ``twin``: index of the untouched copy's first instruction, or None. ``words``
+    ``(m, 2) uint64``: the new code, padding included. ``inserted`` (m,) marks inserted words. ``branches`` and
+    ``returns``: original indices whose target field or return-address immediate was re-encoded. ``moved``: what the
+    container moved, one line each. ``occupancy_*``: CTAs per SM for ``threads_per_cta`` threads and no shared
+    memory. ``scoreboards``: the ones inserted code takes (read, write). ``check``: the hazard checker's summary.
+    """
+
+    data: bytes
+    kernel: str
+    words: npt.NDArray[np.uint64]
+    target_map: Indices
+    place_map: Indices
+    twin: int | None
+    inserted: npt.NDArray[np.bool_]
+    sites: tuple[PlacedSite, ...]
+    state: dict[str, str]
+    registers_before: int
+    registers_after: int
+    threads_per_cta: int
+    occupancy_before: int
+    occupancy_after: int
+    scoreboards: tuple[int, int]
+    branches: tuple[int, ...]
+    returns: tuple[int, ...]
+    edits: tuple[ReuseEdit, ...]
+    moved: tuple[str, ...]
+    check: str
+
+    @property
+    def bytes_added(self) -> int:
+        """Size difference of the image."""
+        return len(self.words) * 16

@@ -1,0 +1,239 @@
+"""Insert snippets into a kernel: collect, plan everything, refuse before touching, then write once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gwatch.cuda.binary.relayout import TextEdit, apply_edit
+from gwatch.errors import KernelError, SiteError, UnsupportedError
+from gwatch.rewrite.binding import Binder, Insertion
+from gwatch.rewrite.registers import Allocator, check_launchable, parse_excluded
+from gwatch.rewrite.result import PlacedSite, ReuseEdit, Rewritten
+from gwatch.rewrite.schedule import Key, Run, Scheduler
+from gwatch.rewrite.snippet import Snippet
+from gwatch.rewrite.surroundings import Surroundings
+from gwatch.sass.arch import occupancy
+from gwatch.sass.cfg import Words
+from gwatch.sass.control import control_fields
+from gwatch.sass.hazards import Rewrite, check_rewrite
+from gwatch.sass.isa import isa_for
+from gwatch.sass.latency import latency_for
+from gwatch.sass.motion import place_words, plan_layout
+from gwatch.sass.uses import word_facts
+
+if TYPE_CHECKING:
+    from gwatch.cuda.binary import Cubin, KernelDef
+
+ENTRY = "entry"
+TEXT_ALIGN = 8
+REUSE_SHIFT = np.uint64(122 - 64)
+DEFAULT_THREADS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class _Reserved:
+    file: str
+    width: int
+
+
+class Rewriter:
+    """Rewrites one kernel of a cubin.
+
+    ``cubin`` must be parsed; ``kernel`` is a mangled name or a KernelDef of it. ``excluded_registers`` has the keys
+    "general", "uniform_general" and "predicate" with register numbers that inserted code must not use. Collect with
+    :meth:`reserve` and :meth:`insert`; :meth:`apply` plans, checks and returns the new image, or raises and changes
+    nothing. Raises KernelError for an unknown kernel, UnsupportedError ``[not-a-kernel]`` for a device function.
+    """
+
+    def __init__(self, cubin: Cubin, kernel: str | KernelDef,
+                 excluded_registers: Mapping[str, Iterable[int]] | None = None) -> None:
+        self.cubin = cubin
+        self.kernel = cubin.get_kerneldef_by_name(kernel) if isinstance(kernel, str) else kernel
+        if self.kernel.name not in cubin.get_map_kernel_def():
+            if self.kernel.name in cubin.get_map_function_def():
+                raise UnsupportedError("not-a-kernel", f"{self.kernel.name} is a device function, not a kernel",
+                                       "rewrite a kernel that calls it")
+            raise KernelError("kernel-not-found", f"{self.kernel.name} is no kernel of {cubin.name}")
+        self.isa = isa_for(cubin.arch.name)
+        self._excluded = parse_excluded(excluded_registers)
+        self._reserved: dict[str, _Reserved] = {}
+        self._insertions: list[Insertion] = []
+        self._surroundings: Surroundings | None = None
+
+    @property
+    def surroundings(self) -> Surroundings:
+        """What is known about the kernel: control flow, register use, scoreboards, calls. Computed once."""
+        if self._surroundings is None:
+            self._surroundings = Surroundings(self.cubin, self.kernel, self.isa)
+        return self._surroundings
+
+    def reserve(self, name: str, width: int = 1, file: str = "R") -> None:
+        """Ask for ``width`` aligned registers of ``file`` ("R" or "UR") that keep their value from the entry to the
+        last site; snippets name them in ``state=``. Raises SiteError ``[state-name]``.
+        """
+        if name in self._reserved or file not in ("R", "UR") or width not in (1, 2, 4):
+            raise SiteError("state-name", f"state register {name!r} ({width} x {file})",
+                            "each name once, width 1, 2 or 4, file R or UR")
+        self._reserved[name] = _Reserved(file, width)
+
+    def insert(self, where: int | str, snippet: Snippet, values: Mapping[str, int | str] | None = None,
+               label: str | None = None) -> None:
+        """Ask for ``snippet`` to run before instruction ``where``, or once at the kernel's ``"entry"``.
+
+        ``values`` gives each ``{name}`` an integer or operand text. Several insertions at one place keep their order;
+        the entry comes before a site at instruction 0. Raises SiteError ``[site-range]``, ``[site-padding]``,
+        ``[snippet-state]``, ``[snippet-value]``.
+        """
+        count = len(self.kernel.words)
+        if where == ENTRY:
+            index = -1
+        elif isinstance(where, str) or isinstance(where, bool) or not 0 <= where < count:
+            raise SiteError("site-range", f"{self.kernel.name} has instructions 0..{count - 1}, not {where!r}",
+                            'a site is an instruction index or "entry"')
+        else:
+            index = int(where)
+            if index >= self.surroundings.padding:
+                raise SiteError("site-padding", f"instruction {index} of {self.kernel.name} is padding behind its code",
+                                f"the last instruction is {self.surroundings.padding - 1}")
+        for name in snippet.state:
+            if name not in self._reserved:
+                raise SiteError("snippet-state", f"{snippet.name} uses the state register %{name}, which is not reserved",
+                                "call reserve() first")
+        given = dict(values or {})
+        if snippet.values != given.keys():
+            odd = sorted(snippet.values ^ given.keys())[0]
+            raise SiteError("snippet-value", f"value {{{odd}}} of {snippet.name} is "
+                            + ("missing" if odd in snippet.values else "given but not used"))
+        self._insertions.append(Insertion(index, snippet, given, label or snippet.name))
+
+    def apply(self, twin: bool | None = None) -> Rewritten:
+        """Plan, check, and build the new image.
+
+        ``twin``: append an untouched copy of the code that ``{original}`` names (default: when a snippet does).
+        Raises RegisterPressureError, SiteError, UnsupportedError, EncodeError or HazardError; nothing is changed then.
+        """
+        if not self._insertions:
+            raise SiteError("no-site", f"nothing to insert into {self.kernel.name}")
+        wants_twin = any(item.snippet.uses_original for item in self._insertions)
+        if wants_twin and twin is False:
+            raise SiteError("no-twin", "a snippet branches to {original}, but the rewrite has no twin",
+                            "call apply(twin=True)")
+        around = self.surroundings
+        around.refuse(state=bool(self._reserved), twin=bool(wants_twin or twin))
+        allocator = self._allocator()
+        state = {name: (item.file, allocator.take(item.file, item.width, name), item.width)
+                 for name, item in self._reserved.items()}
+        binder = Binder(self.isa, self.kernel, around.view, allocator, state)
+        runs, registers = binder.bind(self._insertions)
+        own = frozenset((file, number) for file, pool in (("R", allocator.general), ("UR", allocator.uniform),
+                                                          ("P", allocator.predicate)) for number in pool.used)
+        kept = frozenset((file, number) for file, first, width in state.values()
+                         for number in range(first, first + width))
+        self._check_state(kept)
+        before, after = self.kernel.register_count, allocator.new_count
+        threads = around.max_threads
+        check_launchable(self.cubin.arch, self.kernel.name, before, after, threads)
+        latency = latency_for(self.cubin.arch.table)
+        read_board = around.waits.use.choose()
+        write_board = around.waits.use.choose(avoid=frozenset({read_board}))
+        nop = word_facts(self.isa, self.isa.encode("NOP"))
+        Scheduler(around.cfg, around.view, around.waits, latency, own, kept, read_board, write_board, nop).schedule(runs)
+        built = _Build(self, runs, bool(wants_twin or twin))
+        check = check_rewrite(self.isa, latency, Rewrite(
+            around.view, around.cfg, around.waits, built.words, built.inserted, built.layout.count, built.entry, own,
+            around.returns, built.twin))
+        edit = TextEdit(self.kernel.section_index, built.words.tobytes(), built.layout.target_map, built.place_maps,
+                        after if after != before else None)
+        data = apply_edit(self.cubin.data, edit)
+        used = threads or DEFAULT_THREADS
+        return Rewritten(
+            data=data, kernel=self.kernel.name, words=built.words, target_map=built.layout.target_map,
+            place_map=built.layout.place_map, twin=built.twin, inserted=built.inserted,
+            sites=built.sites(self._insertions, registers),
+            state={name: f"{file}{first}" for name, (file, first, _) in state.items()},
+            registers_before=before, registers_after=after, threads_per_cta=used,
+            occupancy_before=occupancy(self.cubin.arch, before, used),
+            occupancy_after=occupancy(self.cubin.arch, after, used),
+            scoreboards=(read_board, write_board), branches=built.branches, returns=built.returns,
+            edits=built.edits, check=check)
+
+    def _allocator(self) -> Allocator:
+        around = self.surroundings
+        wants = {file for item in self._insertions for file, _ in item.snippet.scratch.values()}
+        wants |= {item.file for item in self._reserved.values()}
+        return Allocator(
+            self.cubin.arch, self.kernel.name, self.kernel.register_count,
+            around.named("UR") if "UR" in wants else frozenset(),
+            around.named("P") if "P" in wants else frozenset(), self._excluded, around.first_free)
+
+    def _check_state(self, kept: frozenset[Key]) -> None:
+        if any(file == "R" for file, _ in kept):
+            self.surroundings.refuse_unknown_callees()
+
+
+class _Build:
+    """The new code: layout, words with control words, edits of the originals, the twin and the padding."""
+
+    def __init__(self, rewriter: Rewriter, runs: list[Run], twin: bool) -> None:
+        self.isa, self.kernel = rewriter.isa, rewriter.kernel
+        self.around = rewriter.surroundings
+        self.runs = runs
+        words = self.around.view.words
+        self.entry = next((run.entry for run in runs if run.entry), 0)
+        self.layout = plan_layout(len(words), {run.index: len(run.lines) - run.entry for run in runs}, (0, self.entry))
+        moved = place_words(self.isa, words, self.around.cfg, self.layout, self.around.returns)
+        self.branches, self.returns = moved.branches, moved.returns
+        self.padding = -self.layout.count % TEXT_ALIGN
+        start = self.layout.count + self.padding
+        self.twin = start if twin else None
+        body = moved.words
+        self.inserted = np.zeros(start + (len(words) if twin else 0), bool)
+        for run in runs:
+            self._fill(body, run, start * self.isa.arch.instruction_size)
+        self.edits = self._clear_reuse(body, words)
+        pad = np.repeat(words[-1:], self.padding, axis=0)
+        self.words: Words = np.concatenate([body, pad, words] if twin else [body, pad])
+        self.place_maps = [self.layout.place_map]
+        if twin:
+            self.place_maps.append(np.arange(len(words), dtype=np.int64) + start)
+
+    def _fill(self, body: Words, run: Run, original: int) -> None:
+        size = self.isa.arch.instruction_size
+        first = int(self.layout.target_map[run.index])
+        for offset, line in enumerate(run.lines):
+            pc = (first + offset) * size
+            text = line.text
+            if line.target is not None:
+                text += f"{original if line.target < 0 else (first + line.target) * size:#x}"
+            word = self.isa.encode(text, control=line.control, pc=pc)
+            body[first + offset] = word & (1 << 64) - 1, word >> 64
+            self.inserted[first + offset] = True
+
+    def _clear_reuse(self, body: Words, words: Words) -> tuple[ReuseEdit, ...]:
+        edits = []
+        control = control_fields(words)
+        for run in self.runs:
+            index = run.index - 1
+            # With bit 109 at 0 the three bits mean something else.
+            if index >= 0 and control["reuse"][index] and control["yield_flag"][index]:
+                body[int(self.layout.place_map[index]), 1] &= ~(np.uint64(7) << REUSE_SHIFT)
+                edits.append(ReuseEdit(index, int(control["reuse"][index])))
+        return tuple(edits)
+
+    def sites(self, insertions: list[Insertion], registers: list[dict[str, str]]) -> tuple[PlacedSite, ...]:
+        """Where each insertion went, in the order of the calls to insert()."""
+        out = []
+        for owner, item in enumerate(insertions):
+            run = next(run for run in self.runs if any(line.owner == owner for line in run.lines))
+            first = int(self.layout.target_map[run.index])
+            chosen = [(first + offset, line) for offset, line in enumerate(run.lines) if line.owner == owner]
+            controls = tuple((line.control.stall, line.control.yield_flag, line.control.write_scoreboard,
+                              line.control.read_scoreboard, line.control.wait_mask) for _, line in chosen)
+            instruction = "" if item.index < 0 else self.around.view.facts(item.index).text
+            out.append(PlacedSite(item.index, item.label, instruction, chosen[0][0], len(chosen),
+                                  tuple(line.text for _, line in chosen), controls, registers[owner]))
+        return tuple(out)

@@ -1,0 +1,321 @@
+"""Control words for inserted code: stalls, scoreboards and waits. The text's order is kept.
+
+A *run* is everything inserted before one instruction. Inside a run each line issues as early as its operands allow
+(latency table); a result of variable latency takes the write scoreboard, a store that reads inserted registers the
+read scoreboard, and the first later line that needs it waits: in this run or in any other, whichever runs next. So a
+store's sources are waited for where they are next overwritten, not behind the store. What a run reads from the
+kernel is waited for exactly (:func:`gwatch.sass.scoreboards.readiness`); what it lends to the kernel's own future
+writes (a kernel register that a store still reads) is waited for before the run ends.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from gwatch.errors import HazardError, UnsupportedError
+from gwatch.sass.cfg import Cfg
+from gwatch.sass.control import NO_SCOREBOARD, Control
+from gwatch.sass.latency import UNSEEN, LatencyTable, latency_class
+from gwatch.sass.scoreboards import Waits, readiness
+from gwatch.sass.uses import CodeView, Use, WordFacts
+
+Key = tuple[str, int]
+BRANCH_STALL = 5
+LONGEST_STALL = 15
+YIELD_FROM = 12
+TO_ORIGINAL = -1
+VARIABLE = frozenset({"variable"})
+
+
+@dataclass(slots=True)
+class Line:
+    """One inserted instruction. ``target`` is the offset of a line of the same run, :data:`TO_ORIGINAL`, or None.
+    ``joins``: control may arrive here other than from the line before. ``owner``: which insertion it belongs to.
+    """
+
+    text: str
+    facts: WordFacts
+    owner: int
+    target: int | None = None
+    joins: bool = False
+    control: Control = field(default_factory=Control)
+
+    @property
+    def name(self) -> str:
+        """Latency class."""
+        return latency_class(self.facts.opcode)
+
+
+@dataclass(slots=True)
+class Run:
+    """The lines before original instruction ``index``; the first ``entry`` of them run only at function entry."""
+
+    index: int
+    lines: list[Line]
+    entry: int = 0
+
+
+@dataclass(slots=True)
+class _Pending:
+    """What one scoreboard still covers, and when it was last taken (run time)."""
+
+    results: set[Key] = field(default_factory=set)
+    sources: set[Key] = field(default_factory=set)
+    taken: int | None = None
+
+    def copy(self) -> _Pending:
+        return _Pending(set(self.results), set(self.sources), self.taken)
+
+    def clear(self) -> None:
+        self.results.clear()
+        self.sources.clear()
+
+    def __bool__(self) -> bool:
+        return bool(self.results or self.sources)
+
+
+@dataclass(slots=True)
+class _State:
+    """Where the scheduler stands inside a run."""
+
+    boards: dict[int, _Pending]
+    results: dict[Key, list[tuple[int, str]]] = field(default_factory=dict)
+
+
+def keys(use: Use) -> list[Key]:
+    """The registers of a use, one by one."""
+    return [(use.file, number) for number in range(use.first, use.first + use.count)]
+
+
+class Scheduler:
+    """Schedules the runs of one kernel.
+
+    ``own``: registers given to inserted code; ``state`` those of them that live from site to site. ``read_board`` and
+    ``write_board`` are the scoreboards it may take. ``nop``: facts of a NOP, used where only waiting is needed.
+    """
+
+    def __init__(self, cfg: Cfg, view: CodeView, waits: Waits, latency: LatencyTable, own: frozenset[Key],
+                 state: frozenset[Key], read_board: int, write_board: int, nop: WordFacts) -> None:
+        self.cfg, self.view, self.waits, self.latency = cfg, view, waits, latency
+        self.own, self.state = own, state
+        self.read_board, self.write_board = read_board, write_board
+        self.nop = nop
+        self._ready: dict[tuple[int, Use, str], tuple[int, int]] = {}
+
+    def schedule(self, runs: list[Run]) -> None:
+        """Set every line's control word; may add NOP lines. Raises SiteError, HazardError or UnsupportedError."""
+        carried = self._boards()
+        for run in runs:
+            end = self._run(run, self._boards())
+            if self._drain(run, end):
+                end = self._run(run, self._boards())
+            for board, pending in end.boards.items():
+                carried[board].results |= pending.results
+                carried[board].sources |= pending.sources
+        for pending in carried.values():
+            pending.taken = None
+        ends = {}
+        for run in runs:
+            fresh = run.entry > 0 and not self.cfg.predecessors(run.index)
+            boards = self._boards() if fresh else {board: item.copy() for board, item in carried.items()}
+            ends[run.index] = self._run(run, boards)
+        self._across(runs, ends)
+
+    def _boards(self) -> dict[int, _Pending]:
+        return {board: _Pending() for board in (self.read_board, self.write_board)}
+
+    def _drain(self, run: Run, end: _State) -> bool:
+        """End the run with a NOP that waits where a state register is still to come, or where a line may still read
+        a register that the kernel goes on to write.
+        """
+        mask = sum(1 << board for board, pending in end.boards.items()
+                   if pending.results & self.state or pending.sources - self.own)
+        if mask:
+            run.lines.append(Line("NOP", self.nop, run.lines[-1].owner, control=Control(wait_mask=mask)))
+        return mask != 0
+
+    def _board(self, line: Line) -> int:
+        return self.write_board if line.facts.writes() else self.read_board
+
+    def _run(self, run: Run, boards: dict[int, _Pending]) -> _State:
+        """Schedule one run from its start; the returned state's times count from the end of the run."""
+        state = _State(boards)
+        issued: list[int] = []
+        arriving: dict[int, list[dict[int, _Pending]]] = {}
+        position = 0
+        while position < len(run.lines):
+            line = run.lines[position]
+            if position == run.entry and run.entry and self.cfg.predecessors(run.index):
+                line.joins = True
+            for other in arriving.get(position, []):
+                for board, pending in other.items():
+                    state.boards[board].results |= pending.results
+                    state.boards[board].sources |= pending.sources
+            earliest = issued[-1] + self._least_stall(run.lines[position - 1]) if issued else 0
+            when, mask = self._demands(run, line, state, earliest)
+            if line.target is not None and line.target != TO_ORIGINAL and line.target <= position:
+                mask |= sum(1 << board for board, pending in state.boards.items() if pending)
+            for board, pending in state.boards.items():
+                if mask >> board & 1:
+                    if pending.taken is not None:
+                        when = max(when, pending.taken + self.latency.signal)
+                    pending.clear()
+            if not issued and when > 0:
+                run.lines.insert(0, Line("NOP", self.nop, line.owner))
+                self._shift_targets(run, 0)
+                if run.entry:
+                    run.entry += 1
+                issued.append(0)
+                line = run.lines[0]
+                self._set(line, 0, Control(stall=1))
+                position += 1
+                line = run.lines[position]
+            if issued:
+                self._stretch(run, issued, position, when)
+            issued.append(when)
+            self._issue(line, when, mask, state)
+            if line.target is not None:
+                self._branch(line, position, when, state, arriving, issued)
+            position += 1
+        end = issued[-1] + run.lines[-1].control.stall
+        state.results = {key: [(when - end, name) for when, name in items] for key, items in state.results.items()}
+        return state
+
+    def _shift_targets(self, run: Run, at: int) -> None:
+        for line in run.lines:
+            if line.target is not None and line.target != TO_ORIGINAL and line.target >= at:
+                line.target += 1
+
+    @staticmethod
+    def _least_stall(line: Line) -> int:
+        return BRANCH_STALL if line.target is not None else 1
+
+    def _stretch(self, run: Run, issued: list[int], position: int, when: int) -> None:
+        """Give the line before ``position`` the stall that makes ``position`` issue at ``when``."""
+        stall = when - issued[-1]
+        if not 1 <= stall <= LONGEST_STALL:
+            raise HazardError("stall", f"inserted line {run.lines[position].text!r} before instruction {run.index} needs "
+                              f"{stall} cycles after the line before it", "split the snippet")
+        self._set(run.lines[position - 1], stall, run.lines[position - 1].control)
+
+    @staticmethod
+    def _set(line: Line, stall: int, control: Control) -> None:
+        stall = max(1, stall)
+        line.control = Control(stall, int(stall < YIELD_FROM), control.write_scoreboard, control.read_scoreboard,
+                               control.wait_mask, 0)
+
+    def _demands(self, run: Run, line: Line, state: _State, earliest: int) -> tuple[int, int]:
+        """(issue time, wait mask) that ``line`` needs."""
+        when, mask = earliest, line.control.wait_mask if line.text == "NOP" else 0
+        name = line.name
+        settle = line.joins or line.target is not None
+        if settle:
+            for (file, _), items in state.results.items():
+                when = max([when, *(at + self._settled(file, producer) for at, producer in items)])
+        for use in line.facts.reads():
+            for key in keys(use):
+                if key in self.own:
+                    for at, producer in state.results.get(key, ()):
+                        when = max(when, at + self.latency.distance(producer, use.file, name, use.role))
+                    for board, pending in state.boards.items():
+                        if key in pending.results:
+                            mask |= 1 << board
+            if any(key not in self.own for key in keys(use)):
+                wait, delay = self._kernel_read(run.index, use, name)
+                mask |= wait
+                when = max(when, delay)
+        for use in line.facts.writes():
+            for key in keys(use):
+                if key not in self.own:
+                    raise UnsupportedError("snippet-clobbers", f"inserted line {line.text!r} writes {key[0]}{key[1]}, which "
+                                           "belongs to the kernel", "write to a virtual register (%r0, %p0, %ur0)")
+                for at, producer in state.results.get(key, ()):
+                    when = max(when, at + self.latency.overwrite(producer, use.file, name))
+                for board, pending in state.boards.items():
+                    if key in pending.results or key in pending.sources:
+                        mask |= 1 << board
+        return when, mask
+
+    def _settled(self, file: str, producer: str) -> int:
+        return max([cycles for (name, where, _, _), (cycles, _) in self.latency.pairs.items()
+                    if name == producer and where == file], default=UNSEEN)
+
+    def _kernel_read(self, index: int, use: Use, name: str) -> tuple[int, int]:
+        wanted = (index, use, name)
+        if wanted not in self._ready:
+            found = readiness(self.cfg, self.view, self.waits, self.latency, index, use, name)
+            self._ready[wanted] = (found.wait_mask, found.delay)
+        return self._ready[wanted]
+
+    def _issue(self, line: Line, when: int, mask: int, state: _State) -> None:
+        """Record what ``line`` leaves behind and give it its control word (stall 1 for now)."""
+        facts = line.facts
+        write_board = read_board = NO_SCOREBOARD
+        if facts.kind in VARIABLE:
+            board = self._board(line)
+            if facts.writes():
+                write_board = board
+            elif any(use.file in ("R", "UR") for use in facts.reads()):
+                read_board = board
+            pending = state.boards[board]
+            pending.taken = when
+            pending.results |= {key for use in facts.writes() for key in keys(use)}
+            # Predicates are read when the instruction issues; registers of both files may be read later.
+            pending.sources |= {key for use in facts.reads() if use.file in ("R", "UR") for key in keys(use)}
+        for use in facts.writes():
+            for key in keys(use):
+                if facts.kind in VARIABLE:
+                    state.results.pop(key, None)
+                elif facts.guard == (7, False):
+                    state.results[key] = [(when, line.name)]
+                else:
+                    state.results.setdefault(key, []).append((when, line.name))
+        self._set(line, self._least_stall(line), Control(1, 1, write_board, read_board, mask))
+
+    def _branch(self, line: Line, position: int, when: int, state: _State,
+                arriving: dict[int, list[dict[int, _Pending]]], issued: list[int]) -> None:
+        if line.target is not None and line.target > position:
+            arriving.setdefault(line.target, []).append({b: item.copy() for b, item in state.boards.items()})
+
+    def _across(self, runs: list[Run], ends: dict[int, _State]) -> None:
+        """Lengthen the last stall of a run whose fixed-latency results a later run would use too early."""
+        by_index = {run.index: run for run in runs}
+        for run in runs:
+            shortfall = self._shortfall(run, ends[run.index], by_index)
+            if shortfall > 0:
+                last = run.lines[-1]
+                stall = last.control.stall + shortfall
+                if stall > LONGEST_STALL:
+                    raise HazardError("stall", f"the code before instruction {run.index} would have to end with a stall of "
+                                      f"{stall}")
+                self._set(last, stall, last.control)
+
+    def _shortfall(self, run: Run, end: _State, by_index: dict[int, Run]) -> int:
+        if not end.results:
+            return 0
+        worst = 0
+        best: dict[int, int] = {}
+        stack = [(item, self.view.stall(run.index)) for item in self.cfg.successors(run.index)]
+        while stack:
+            index, elapsed = stack.pop()
+            if elapsed >= LONGEST_STALL or best.get(index, LONGEST_STALL) <= elapsed:
+                continue
+            best[index] = elapsed
+            other = by_index.get(index)
+            passed = elapsed
+            if other is not None:
+                for line in other.lines[other.entry:]:
+                    worst = max(worst, self._early(line, passed, end))
+                    passed += line.control.stall
+            stack.extend((item, passed + self.view.stall(index)) for item in self.cfg.successors(index))
+        return worst
+
+    def _early(self, line: Line, passed: int, end: _State) -> int:
+        worst = 0
+        for use in line.facts.uses:
+            for key in keys(use):
+                for at, producer in end.results.get(key, ()):
+                    needed = (self.latency.overwrite(producer, use.file, line.name) if use.write
+                              else self.latency.distance(producer, use.file, line.name, use.role))
+                    worst = max(worst, needed - (passed - at))
+        return worst

@@ -1,0 +1,160 @@
+"""What a rewrite must know about the kernel it changes: control flow, registers named, scoreboards, callees."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gwatch.cuda.binary.elf import SHF_ALLOC
+from gwatch.errors import UnsupportedError
+from gwatch.rewrite.registers import SPARE
+from gwatch.sass.cfg import Cfg, Flow, build_cfg, opcode_keys
+from gwatch.sass.motion import refuse_relative_returns, return_addresses
+from gwatch.sass.scoreboards import Waits
+from gwatch.sass.uses import CodeView
+
+if TYPE_CHECKING:
+    from gwatch.cuda.binary import Cubin, KernelDef
+    from gwatch.sass.isa import Isa
+
+# Functions of the CUDA runtime that end the thread.
+NEVER_RETURN = frozenset({"__assertfail", "__trap"})
+
+
+class Surroundings:
+    """Facts about ``kernel``, each computed when first asked for."""
+
+    def __init__(self, cubin: Cubin, kernel: KernelDef, isa: Isa) -> None:
+        self.cubin, self.kernel, self.isa = cubin, kernel, isa
+        self.view = CodeView(isa, kernel.words)
+
+    @cached_property
+    def cfg(self) -> Cfg:
+        """The section's control flow."""
+        size = self.isa.arch.instruction_size
+        entries = [0, *(symbol.value // size for symbol in self.kernel.inner_functions)]
+        return build_cfg(self.isa, self.kernel.words, [item for item in entries if item < len(self.kernel.words)])
+
+    @cached_property
+    def waits(self) -> Waits:
+        """Scoreboard waits and use."""
+        return Waits(self.view)
+
+    @cached_property
+    def padding(self) -> int:
+        """Index of the first instruction of the padding: the branch to itself and the NOPs at the section's end."""
+        count = len(self.view)
+        if self.view.facts(count - 1).mnemonic != "NOP":
+            return count
+        keys = opcode_keys(self.kernel.words)
+        other = np.flatnonzero(keys != keys[-1])
+        first = int(other[-1]) + 1 if len(other) else 0
+        flow = self.cfg.flow
+        if first and flow.kind[first - 1] == Flow.BRANCH and flow.target[first - 1] == first - 1:
+            first -= 1
+        return first
+
+    @cached_property
+    def max_threads(self) -> int | None:
+        """Largest CTA that the kernel promises to accept, in threads; None when it states none."""
+        bounds = self.kernel.max_threads
+        return None if bounds is None else bounds[0] * bounds[1] * bounds[2]
+
+    @cached_property
+    def relocated(self) -> frozenset[int]:
+        """Indices of instructions that a relocation changes."""
+        elf = self.cubin.elf
+        size = self.isa.arch.instruction_size
+        return frozenset(item.offset // size for section in elf.relocation_sections(self.kernel.section_index)
+                         for item in elf.relocations(section))
+
+    @cached_property
+    def returns(self) -> dict[int, int]:
+        """Instructions that load a return address as an immediate."""
+        return return_addresses(self.view, self.cfg, self.relocated)
+
+    @cached_property
+    def leaves(self) -> list[int]:
+        """Indices of calls that leave the section."""
+        found: list[int] = np.flatnonzero(self.cfg.flow.kind == Flow.CALL_OUT).tolist()
+        return found
+
+    @cached_property
+    def functions(self) -> dict[str, KernelDef]:
+        """Device functions with sections of their own that the kernel may call."""
+        return self.cubin.get_map_function_def() if self.leaves else {}
+
+    @cached_property
+    def first_free(self) -> int:
+        """The first general register that neither the kernel nor a function it may call names."""
+        counts = [self.kernel.register_count, *(function.register_count for function in self.functions.values())]
+        return max(0, max(counts) - SPARE)
+
+    def named(self, file: str) -> frozenset[int]:
+        """Registers of ``file`` that the kernel's code or that of functions it may call names.
+
+        Raises UnsupportedError ``[word-unknown]`` when a word can't be read.
+        """
+        out: set[int] = set()
+        views = [self.view, *(CodeView(self.isa, function.words) for function in self.functions.values())]
+        for view in views:
+            bad = view.incomplete()
+            if bad:
+                facts = view.facts(bad[0])
+                raise UnsupportedError(
+                    "word-unknown", f"{self.kernel.name}: instruction {bad[0]} ({facts.text or 'unreadable'}): the tables can't "
+                    f"say all it reads and writes, so which {file} registers are free can't be told")
+            out |= view.named(file)
+        return frozenset(out)
+
+    def refuse(self, state: bool, twin: bool) -> None:
+        """Raise UnsupportedError by name for what can't be rewritten yet."""
+        name = self.kernel.name
+        flow = self.cfg.flow
+        for mnemonic, code, what in (
+                ("BRX", "jump-table", "a jump table"), ("BRXU", "jump-table", "a jump table"),
+                ("JMX", "jump-table", "an indirect jump"), ("JMP", "jump-table", "an absolute jump"),
+                ("JMXU", "jump-table", "an indirect jump"), ("USETMAXREG", "setmaxnreg", "setmaxnreg (register budgets "
+                 "per warp role)"), ("RPCMOV", "pc-arithmetic", "code that writes the return pc")):
+            if mnemonic in flow.mnemonics:
+                index = flow.mnemonics[mnemonic]
+                raise UnsupportedError(code, f"{name} has {what} (instruction {index}, "
+                                       f"0x{index * self.cfg.instruction_size:x}): not rewritten yet")
+        refuse_relative_returns(self.view, self.cfg)
+        if self.returns is not None and twin and self.kernel.inner_functions:
+            self._refuse_inner_references()
+
+    def _refuse_inner_references(self) -> None:
+        """With a twin a function inside the section exists twice: nothing outside may name it."""
+        elf = self.cubin.elf
+        inner = {symbol.index: symbol.name for symbol in self.kernel.inner_functions}
+        for section in elf.relocation_sections():
+            if not elf.section(section.info).flags & SHF_ALLOC:
+                continue
+            for item in elf.relocations(section):
+                if item.symbol in inner:
+                    raise UnsupportedError("inner-function", f"{inner[item.symbol]} inside {self.kernel.name} is named by a "
+                                           "relocation, so an untouched copy of the kernel can't be kept beside it")
+
+    def refuse_unknown_callees(self) -> None:
+        """Raise UnsupportedError ``[callee-unknown]`` when code outside the cubin may run between sites and come back:
+        nobody can say which registers it uses.
+        """
+        if not self.leaves:
+            return
+        elf = self.cubin.elf
+        size = self.isa.arch.instruction_size
+        named: dict[int, str] = {}
+        for section in elf.relocation_sections(self.kernel.section_index):
+            for item in elf.relocations(section):
+                named[item.offset // size] = elf.symbols[item.symbol].name
+        outside = {symbol.name for symbol in elf.symbols if symbol.section == 0 and symbol.name}
+        for index in self.leaves:
+            callees = {named[index]} if index in named else outside
+            unknown = sorted((callees & outside) - NEVER_RETURN)
+            if unknown:
+                raise UnsupportedError(
+                    "callee-unknown", f"{self.kernel.name} calls {unknown[0]} (instruction {index}), whose code isn't in the "
+                    "cubin, so no register is known to survive it", "choose a kernel without such calls")

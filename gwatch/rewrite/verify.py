@@ -1,0 +1,190 @@
+"""Prove a rewrite by another road: nvdisasm reads both images, gwatch's own tables are not asked.
+
+The listing of the rewritten kernel without the inserted lines must be the listing of the original: same text, same
+order, every label and target at the same instruction (or at the first line inserted before it). The untouched copy
+must read like the original. Every offset in the kernel's ``.nv.info`` must point at the instruction it pointed at.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from gwatch.cuda.binary import Cubin
+from gwatch.cuda.binary.nvinfo import Attr, Attribute
+from gwatch.errors import HazardError
+from gwatch.rewrite.result import Rewritten
+from gwatch.sass import nvdisasm
+from gwatch.sass.listing import ListedSection, parse_listing
+
+SIZE = 16
+_NAMED = re.compile(r"`\(([^()`]+)\)|(\.L_x_\d+)")
+# Attribute -> (32-bit words per record, which of them are offsets).
+_OFFSETS: dict[int, tuple[int, tuple[int, ...]]] = {
+    Attr.EXIT_INSTR_OFFSETS: (1, (0,)), Attr.COOP_GROUP_INSTR_OFFSETS: (1, (0,)),
+    Attr.INT_WARP_WIDE_INSTR_OFFSETS: (1, (0,)), Attr.SYSCALL_OFFSETS: (1, (0,)),
+    Attr.MBARRIER_INSTR_OFFSETS: (4, (0,)), Attr.UNUSED_LOAD_BYTE_OFFSET: (2, (0,)),
+    Attr.ANNOTATIONS: (2, (1,)), Attr.INSTR_REG_MAP: (3, (0,)), Attr.ATOM16_EMUL_INSTR_REG_MAP: (2, (0,)),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """What was compared: ``instructions`` of the original, ``inserted`` lines taken out, ``targets`` and ``labels``
+    followed, ``offsets`` of attributes, ``copies`` of the code.
+    """
+
+    instructions: int
+    inserted: int
+    targets: int
+    labels: int
+    offsets: int
+    copies: int
+
+
+class _Comparison:
+    def __init__(self, original: bytes, result: Rewritten) -> None:
+        self.result = result
+        self.before = _section(original, result.kernel)
+        self.after = _section(result.data, result.kernel)
+        self.place = result.place_map.tolist()
+        self.target = result.target_map.tolist()
+        self.targets = self.labels = self.offsets = 0
+        self.entry = sum(site.count for site in result.sites if site.index < 0)
+        self.returns = set(result.returns)
+        self.edited = {edit.index for edit in result.edits}
+
+    def fail(self, what: str) -> HazardError:
+        return HazardError("verify", f"{self.result.kernel}: {what}")
+
+    def run(self, original: bytes) -> Verified:
+        old, new = self.before.instructions, self.after.instructions
+        if len(old) != len(self.place) or len(new) != len(self.result.words):
+            raise self.fail(f"nvdisasm lists {len(old)} and {len(new)} instructions, not {len(self.place)} and "
+                            f"{len(self.result.words)}")
+        inserted = {index for index, flag in enumerate(self.result.inserted.tolist()) if flag}
+        start = self.result.twin if self.result.twin is not None else len(new)
+        kept = [index for index in range(start) if index not in inserted]
+        if kept[: len(old)] != self.place:
+            raise self.fail("the inserted lines are not where the place map says")
+        for index in kept[len(old):]:
+            if not new[index].text.startswith("NOP") and new[index].text != new[index - 1].text:
+                raise self.fail(f"padding line {index} is {new[index].text}")
+        for index, line in enumerate(old):
+            self._line(index, line.text, new[self.place[index]].text)
+            if self.result.twin is not None:
+                self._twin(index, line.text, new[self.result.twin + index].text)
+        self._labels()
+        self._attributes(original)
+        return Verified(len(old), len(inserted), self.targets, self.labels, self.offsets, 1 + (self.result.twin is not None))
+
+    def _number(self, section: ListedSection, name: str) -> int | None:
+        if name in section.labels:
+            return section.labels[name] // SIZE
+        for function in section.functions:
+            if function.name == name:
+                return function.offset // SIZE
+        return None
+
+    def _plain(self, section: ListedSection, text: str) -> tuple[str, list[int]]:
+        """The text with code positions cut out, and those positions."""
+        found: list[int] = []
+
+        def cut(match: re.Match[str]) -> str:
+            number = self._number(section, match[1] or match[2])
+            if number is None:
+                return match[0]
+            found.append(number)
+            return "<>"
+
+        return _NAMED.sub(cut, text), found
+
+    def _moved(self, number: int, returning: bool) -> int:
+        moved = self.target[number]
+        return int(moved + self.entry if number == 0 and not returning else moved)
+
+    def _line(self, index: int, old: str, new: str) -> None:
+        if index in self.edited:
+            old = old.replace(".reuse", "")
+        before, targets = self._plain(self.before, old)
+        after, reached = self._plain(self.after, new)
+        if index in self.returns:
+            before, after = (re.sub(r"0x[0-9a-f]+$", "", text) for text in (before, after))
+            address = [int(re.findall(r"0x[0-9a-f]+", text)[-1], 16) // SIZE for text in (old, new)]
+            targets, reached = [address[0]], [address[1]]
+        if before != after:
+            raise self.fail(f"instruction {index} reads {old!r}, now {new!r}")
+        wanted = [self._moved(number, "RET" in old) for number in targets]
+        if wanted != reached:
+            raise self.fail(f"instruction {index} ({old}) leads to {reached}, not {wanted}")
+        self.targets += len(targets)
+
+    def _twin(self, index: int, old: str, new: str) -> None:
+        assert self.result.twin is not None
+        before, targets = self._plain(self.before, old)
+        after, reached = self._plain(self.after, new)
+        if before != after or [number + self.result.twin for number in targets] != reached:
+            raise self.fail(f"the copy of instruction {index} reads {new!r}, not {old!r}")
+
+    def _labels(self) -> None:
+        known = {offset // SIZE for offset in self.after.labels.values()}
+        known |= {function.offset // SIZE for function in self.after.functions}
+        count = len(self.place)
+        for name, offset in self.before.labels.items():
+            number = offset // SIZE
+            if number < count and not {self._moved(number, False), self.target[number], self.place[number]} & known:
+                raise self.fail(f"label {name} of instruction {number} is gone")
+            self.labels += 1
+
+    def _attributes(self, original: bytes) -> None:
+        old = _attributes(original, self.result.kernel)
+        new = _attributes(self.result.data, self.result.kernel)
+        if [item.code for item in old] != [item.code for item in new]:
+            raise self.fail("the attributes are not the same ones")
+        for before, after in zip(old, new, strict=True):
+            if before.code in _OFFSETS:
+                self._offsets(before, after)
+
+    def _offsets(self, before: Attribute, after: Attribute) -> None:
+        width, columns = _OFFSETS[before.code]
+        copies = 1 if self.result.twin is None else 2
+        old, new = before.words, after.words
+        if len(new) != len(old) * copies:
+            raise self.fail(f"{before.name} has {len(new)} words, not {len(old) * copies}")
+        expected = []
+        for copy in range(copies):
+            for position, word in enumerate(old):
+                if position % width in columns:
+                    index = word // SIZE
+                    word = (self.place[index] if copy == 0 else (self.result.twin or 0) + index) * SIZE
+                    self.offsets += 1
+                expected.append(word)
+        if sorted(_records(expected, width)) != sorted(_records(new, width)):
+            raise self.fail(f"{before.name} does not point at the instructions it pointed at")
+
+
+def _records(words: object, width: int) -> list[tuple[int, ...]]:
+    flat = list(words)  # type: ignore[call-overload]
+    return [tuple(flat[at: at + width]) for at in range(0, len(flat), width)]
+
+
+def _section(image: bytes, kernel: str) -> ListedSection:
+    number = Cubin.from_bytes(image).get_kerneldef_by_name(kernel).symbol.index
+    listing = parse_listing(nvdisasm.disassemble_cubin(image, "-c", "-fun", str(number)))
+    section, _ = listing.function(kernel)
+    return section
+
+
+def _attributes(image: bytes, kernel: str) -> tuple[Attribute, ...]:
+    return Cubin.from_bytes(image).get_kerneldef_by_name(kernel).attributes
+
+
+def verify(original: bytes, result: Rewritten) -> Verified:
+    """Compare ``original`` with ``result`` through nvdisasm.
+
+    Raises HazardError ``[verify]`` for the first difference, ToolError when nvdisasm is missing.
+    """
+    return _Comparison(original, result).run(original)
+
+
+

@@ -1,0 +1,295 @@
+"""Control flow of one text section: which instruction may follow which.
+
+Everything here works on instruction *indices* (address / instruction size) of one section. The graph is a safe
+over-approximation on what a section can show: a call enters its callee and every return of that callee leads back
+behind each of its calls; a call that leaves the section continues behind itself. Indirect branches (jump tables)
+have no successor here; callers that need them look at :attr:`Cfg.indirect` and refuse.
+
+Semantics as seen in compiler output: ``BRA`` is conditional when it has a guard or a further operand
+(``BRA P1, target``, ``BRA.DIV UR4, target``); ``WARPSYNC.COLLECTIVE`` goes on or jumps; ``BSSY`` and ``LEPC`` name
+an address and go on; ``BSYNC`` goes on behind itself, and where a ``BSSY`` names another place also there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from gwatch.errors import DecodeError, UnsupportedError
+
+if TYPE_CHECKING:
+    from gwatch.sass.isa import Isa
+
+Words = npt.NDArray[np.uint64]
+OUTSIDE = -2
+NO_TARGET = -1
+
+
+class Flow(IntEnum):
+    """What an instruction does to the program counter."""
+
+    NEXT = 0
+    BRANCH = 1
+    SPLIT = 2
+    CALL = 3
+    CALL_OUT = 4
+    RETURN = 5
+    EXIT = 6
+    INDIRECT = 7
+    REFERENCE = 8
+
+
+_KINDS = {
+    "BRA": Flow.BRANCH, "JMP": Flow.INDIRECT, "BRX": Flow.INDIRECT, "BRXU": Flow.INDIRECT, "JMX": Flow.INDIRECT,
+    "JMXU": Flow.INDIRECT, "CALL": Flow.CALL, "RET": Flow.RETURN, "EXIT": Flow.EXIT, "KILL": Flow.EXIT,
+    "BSSY": Flow.REFERENCE, "LEPC": Flow.REFERENCE, "ULEPC": Flow.REFERENCE, "WARPSYNC": Flow.SPLIT,
+    "RTT": Flow.EXIT, "PRET": Flow.RETURN, "JCAL": Flow.CALL_OUT,
+}
+FLOW_MNEMONICS = frozenset(_KINDS)
+_FALLS_THROUGH = np.array([True, True, True, False, True, False, False, False, True])
+
+
+def opcode_keys(words: Words) -> npt.NDArray[np.int32]:
+    """The 13-bit opcode of each word ``(n, 2)``: bits 0-11 and bit 91."""
+    low = (words[:, 0] & np.uint64(0xFFF)).astype(np.int32)
+    return low | (((words[:, 1] >> np.uint64(27)) & np.uint64(1)).astype(np.int32) << 12)
+
+
+def word_at(words: Words, index: int) -> int:
+    """Word ``index`` of ``(n, 2)`` words as a 128-bit int."""
+    return int(words[index, 0]) | int(words[index, 1]) << 64
+
+
+@dataclass(frozen=True, slots=True)
+class FlowTable:
+    """Per instruction: ``kind`` (:class:`Flow`), ``conditional`` (may also do nothing), ``target`` (index in the
+    section; -1 none, -2 outside it). ``barrier`` is the index of the B register of BSSY/BSYNC, or -1.
+    ``mnemonics``: every mnemonic of the section with the first index it occurs at.
+    """
+
+    kind: npt.NDArray[np.uint8]
+    conditional: npt.NDArray[np.bool_]
+    target: npt.NDArray[np.int64]
+    barrier: npt.NDArray[np.int8]
+    mnemonics: dict[str, int]
+
+    def relative(self) -> npt.NDArray[np.int64]:
+        """Indices of the instructions that hold a pc-relative target."""
+        return np.flatnonzero(self.target != NO_TARGET)
+
+
+def flow_table(isa: Isa, words: Words) -> FlowTable:
+    """The control flow of each of ``words`` ``(n, 2)``, a whole section starting at address 0.
+
+    Raises UnsupportedError ``[word-unknown]`` for an opcode the tables don't hold (it could be a branch) and for a
+    control-flow instruction that they can't read.
+    """
+    count = len(words)
+    size = isa.arch.instruction_size
+    kind = np.zeros(count, np.uint8)
+    conditional = np.zeros(count, bool)
+    target = np.full(count, NO_TARGET, np.int64)
+    barrier = np.full(count, -1, np.int8)
+    mnemonics: dict[str, int] = {}
+    keys = opcode_keys(words)
+    for key in np.unique(keys):
+        places = np.flatnonzero(keys == key)
+        mnemonic = _mnemonic(isa, words, places)
+        mnemonics[mnemonic] = min(mnemonics.get(mnemonic, count), int(places[0]))
+        if mnemonic == "BSYNC":
+            for index in places:
+                barrier[index] = _barrier(isa, words, int(index))
+        if mnemonic not in FLOW_MNEMONICS:
+            continue
+        for index in places.tolist():
+            try:
+                decoded = isa.decode(word_at(words, index), pc=index * size)
+            except DecodeError as error:
+                raise UnsupportedError("word-unknown", f"instruction {index} (0x{index * size:x}): a {mnemonic} that "
+                                       f"the tables can't read ({error.message})") from error
+            address = decoded.target
+            if address is not None:
+                inside = address % size == 0 and 0 <= address < count * size
+                target[index] = address // size if inside else OUTSIDE
+            flow = _KINDS[mnemonic]
+            if flow == Flow.SPLIT and address is None:
+                flow = Flow.NEXT
+            elif flow == Flow.CALL and (address is None or target[index] == OUTSIDE):
+                flow = Flow.CALL_OUT
+            elif mnemonic == "BSSY":
+                barrier[index] = _barrier(isa, words, index)
+            kind[index] = flow
+            conditional[index] = decoded.guard.index != isa.arch.predicate_true or decoded.guard.negated or (
+                flow in (Flow.BRANCH, Flow.EXIT) and _operand_count(decoded.text) > (flow == Flow.BRANCH))
+    return FlowTable(kind, conditional, target, barrier, mnemonics)
+
+
+def _operand_count(text: str) -> int:
+    body = text.split(None, 1)[1] if text.startswith("@") else text
+    parts = body.split(None, 1)
+    return len(parts[1].split(",")) if len(parts) > 1 and parts[1].strip(" ;") else 0
+
+
+def _mnemonic(isa: Isa, words: Words, places: npt.NDArray[np.int64]) -> str:
+    """The mnemonic of an opcode key, from the first of its words that decodes."""
+    size = isa.arch.instruction_size
+    for index in places[:64].tolist():
+        try:
+            return isa.decode(word_at(words, index), pc=index * size).mnemonic
+        except DecodeError:
+            continue
+    first = int(places[0])
+    raise UnsupportedError("word-unknown", f"instruction {first} (0x{first * size:x}, word "
+                           f"{word_at(words, first):#034x}) has an opcode that the tables don't hold",
+                           "whether it is a branch can't be told, so this kernel isn't rewritten")
+
+
+def _barrier(isa: Isa, words: Words, index: int) -> int:
+    decoded = isa.decode(word_at(words, index), pc=index * isa.arch.instruction_size)
+    uses = [*decoded.effects.reads, *decoded.effects.writes]
+    return next((use.first for use in uses if use.file == "B"), -1)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Instructions ``start`` up to (not including) ``end``, entered at the top only, left at the bottom only."""
+
+    start: int
+    end: int
+
+
+@dataclass(slots=True)
+class Cfg:
+    """The graph of a section. ``entries`` are the indices where code may be entered from outside."""
+
+    flow: FlowTable
+    entries: tuple[int, ...]
+    instruction_size: int = 16
+    _extra: dict[int, list[int]] = field(default_factory=dict, repr=False)
+    _back: dict[int, list[int]] = field(default_factory=dict, repr=False)
+    _falls: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, bool), repr=False)
+    _blocks: tuple[Block, ...] | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        flow = self.flow
+        count = len(flow.kind)
+        self._falls = _FALLS_THROUGH[flow.kind] | flow.conditional
+        self._falls &= ~((flow.kind == Flow.BRANCH) & ~flow.conditional)
+        self._falls[count - 1:] = False
+        jumps = np.flatnonzero(np.isin(flow.kind, (Flow.BRANCH, Flow.SPLIT, Flow.CALL)) & (flow.target >= 0))
+        for index in jumps.tolist():
+            self._edge(index, int(flow.target[index]))
+        self._bsync_edges()
+        self._return_edges()
+
+    def _edge(self, source: int, target: int) -> None:
+        known = self._extra.setdefault(source, [])
+        if target not in known:
+            known.append(target)
+            self._back.setdefault(target, []).append(source)
+
+    def _bsync_edges(self) -> None:
+        flow = self.flow
+        syncs = np.flatnonzero((flow.kind == Flow.NEXT) & (flow.barrier >= 0))
+        usual = set((syncs + 1).tolist()) | set(syncs.tolist())
+        for opener in np.flatnonzero((flow.kind == Flow.REFERENCE) & (flow.barrier >= 0)).tolist():
+            target = int(flow.target[opener])
+            if target >= 0 and target not in usual:
+                for sync in syncs[flow.barrier[syncs] == flow.barrier[opener]].tolist():
+                    self._edge(sync, target)
+
+    def _return_edges(self) -> None:
+        calls = np.flatnonzero(self.flow.kind == Flow.CALL).tolist()
+        callers: dict[int, list[int]] = {}
+        for call in calls:
+            callers.setdefault(int(self.flow.target[call]), []).append(call)
+        for callee, sites in callers.items():
+            for index in self.function_body(callee):
+                if self.flow.kind[index] == Flow.RETURN:
+                    for site in sites:
+                        if site + 1 < len(self.flow.kind):
+                            self._edge(index, site + 1)
+
+    def function_body(self, entry: int) -> list[int]:
+        """Indices reached from ``entry`` without entering a callee (calls are stepped over), sorted."""
+        seen = {entry}
+        stack = [entry]
+        kind = self.flow.kind
+        while stack:
+            index = stack.pop()
+            if kind[index] == Flow.CALL:
+                following = [index + 1] if index + 1 < len(kind) else []
+            elif kind[index] == Flow.RETURN:
+                following = [index + 1] if self._falls[index] else []
+            else:
+                following = self.successors(index)
+            for item in following:
+                if item not in seen:
+                    seen.add(item)
+                    stack.append(item)
+        return sorted(seen)
+
+    def successors(self, index: int) -> list[int]:
+        """Indices that may run right after ``index``."""
+        following = [index + 1] if self._falls[index] else []
+        extra = self._extra.get(index)
+        if extra:
+            following.extend(item for item in extra if item not in following)
+        return following
+
+    def predecessors(self, index: int) -> list[int]:
+        """Indices after which ``index`` may run."""
+        before = [index - 1] if index > 0 and self._falls[index - 1] else []
+        extra = self._back.get(index)
+        if extra:
+            before.extend(item for item in extra if item not in before)
+        return before
+
+    @property
+    def indirect(self) -> list[int]:
+        """Indices of indirect branches (jump tables), whose successors the section does not show."""
+        return np.flatnonzero(self.flow.kind == Flow.INDIRECT).tolist()
+
+    @property
+    def leaders(self) -> npt.NDArray[np.bool_]:
+        """Per instruction: whether a basic block starts there."""
+        leads = np.zeros(len(self.flow.kind) + 1, bool)
+        leads[list(self.entries)] = True
+        leads[:1] = True
+        leads[list(self._back)] = True
+        breaks = np.flatnonzero(~np.isin(self.flow.kind, (Flow.NEXT, Flow.REFERENCE)))
+        leads[breaks + 1] = True
+        leads[[index + 1 for index in self._extra]] = True
+        return leads[:-1]
+
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        """The basic blocks in address order, covering the section."""
+        if self._blocks is None:
+            starts = [*np.flatnonzero(self.leaders).tolist(), len(self.flow.kind)]
+            self._blocks = tuple(Block(a, b) for a, b in zip(starts, starts[1:], strict=False))
+        return self._blocks
+
+    def reachable(self, starts: Iterable[int]) -> npt.NDArray[np.bool_]:
+        """Per instruction: whether it can run after one of ``starts`` (these included)."""
+        seen = np.zeros(len(self.flow.kind), bool)
+        stack = list(starts)
+        while stack:
+            index = stack.pop()
+            if not seen[index]:
+                seen[index] = True
+                stack.extend(self.successors(index))
+        return seen
+
+
+def build_cfg(isa: Isa, words: Words, entries: Sequence[int] = (0,)) -> Cfg:
+    """The control-flow graph of a section's ``words`` ``(n, 2)`` with function entries at ``entries``.
+
+    Raises what :func:`flow_table` raises.
+    """
+    return Cfg(flow_table(isa, words), tuple(sorted(set(entries))), isa.arch.instruction_size)

@@ -1,0 +1,330 @@
+"""Replay a rewritten section against the latency and scoreboard model, knowing nothing of how it was planned.
+
+:func:`check_rewrite` looks at the finished words alone: every original instruction is in its place and unchanged
+apart from moved code positions and cleared reuse bits; every code position reaches what it reached before; inserted
+code writes only registers of its own; each of its reads comes late enough and behind the right waits on every path;
+nothing it leaves in flight can be overwritten too early. A single disagreement raises HazardError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from gwatch.errors import GWatchError, HazardError
+from gwatch.sass.cfg import OUTSIDE, Cfg, Flow, Words, build_cfg
+from gwatch.sass.control import NO_SCOREBOARD, Control
+from gwatch.sass.latency import LatencyTable, latency_class
+from gwatch.sass.scoreboards import FAR, Waits, readiness
+from gwatch.sass.uses import CodeView, Use
+
+if TYPE_CHECKING:
+    from gwatch.sass.isa import Isa
+
+Key = tuple[str, int]
+_REUSE_HIGH = np.uint64(7 << (122 - 64))
+_YIELD_HIGH = np.uint64(1 << (109 - 64))
+_IMMEDIATE_LOW = np.uint64(0xFFFFFFFF << 32)
+_FILES_READ_LATE = ("R", "UR")
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """One disagreement: instruction ``index`` of the new code, a stable ``kind`` and a sentence."""
+
+    index: int
+    kind: str
+    message: str
+
+
+@dataclass(slots=True)
+class Rewrite:
+    """The finished code and what it claims to be.
+
+    ``view``/``cfg``/``waits``: the original section. ``words`` ``(m, 2)``: new code, then padding, then the twin if
+    there is one (``twin`` is its first index). ``inserted`` (m,): which words are new. ``entry``: how many of the
+    words before the first original run only at function entry. ``own``: the registers given to inserted code.
+    ``returns``: original instructions that load a return address, with the address. ``count``: words before padding.
+    """
+
+    view: CodeView
+    cfg: Cfg
+    waits: Waits
+    words: Words
+    inserted: npt.NDArray[np.bool_]
+    count: int
+    entry: int
+    own: frozenset[Key]
+    returns: dict[int, int]
+    twin: int | None
+
+
+@dataclass(slots=True)
+class _Flight:
+    """Registers that instructions in flight will still write or may still read, by scoreboard."""
+
+    results: dict[int, set[Key]] = field(default_factory=dict)
+    sources: dict[int, set[Key]] = field(default_factory=dict)
+
+    def wait(self, mask: int) -> None:
+        for board in [*self.results, *self.sources]:
+            if mask >> board & 1:
+                self.results.pop(board, None)
+                self.sources.pop(board, None)
+
+    def merge(self, other: _Flight) -> None:
+        for mine, theirs in ((self.results, other.results), (self.sources, other.sources)):
+            for board, found in theirs.items():
+                mine.setdefault(board, set()).update(found)
+
+    def copy(self) -> _Flight:
+        return _Flight({b: set(k) for b, k in self.results.items()}, {b: set(k) for b, k in self.sources.items()})
+
+
+def _keys(use: Use) -> Iterator[Key]:
+    return ((use.file, number) for number in range(use.first, use.first + use.count))
+
+
+class RewriteChecker:
+    """One replay. :meth:`run` returns the reports."""
+
+    def __init__(self, isa: Isa, latency: LatencyTable, rewrite: Rewrite) -> None:
+        self.isa, self.latency, self.old = isa, latency, rewrite
+        self.size = isa.arch.instruction_size
+        self.view = CodeView(isa, rewrite.words[: rewrite.count])
+        self.cfg = build_cfg(isa, self.view.words, (0,))
+        self.waits = Waits(self.view)
+        self.inserted = rewrite.inserted[: rewrite.count]
+        self.new = np.flatnonzero(self.inserted).tolist()
+        self.place = np.flatnonzero(~self.inserted)
+        self.reports: list[Report] = []
+        self.reads = 0
+
+    def run(self) -> list[Report]:
+        """All reports, in code order."""
+        if len(self.place) != len(self.old.view):
+            self._report(0, "missing", f"{len(self.place)} original instructions are there, not {len(self.old.view)}")
+            return self.reports
+        self._originals()
+        self._tail()
+        for index in self.new:
+            self._line(index)
+        self._flights()
+        return sorted(self.reports, key=lambda item: item.index)
+
+    def _report(self, index: int, kind: str, message: str) -> None:
+        self.reports.append(Report(index, kind, message))
+
+    # original code ---------------------------------------------------------------------------------------------
+
+    def _reached(self, target: int, plain: bool) -> int:
+        """Where something that reaches original instruction ``target`` must now lead."""
+        place = int(self.place[target]) if target < len(self.place) else self.old.count
+        while place > 0 and self.inserted[place - 1]:
+            place -= 1
+        return place + self.old.entry if target == 0 and not plain else place
+
+    def _originals(self) -> None:
+        old, new = self.old.view.words, self.view.words[self.place]
+        differs = old ^ new
+        followed = np.zeros(len(old), bool)
+        behind = self.place + 1
+        inside = behind < self.old.count
+        followed[inside] = self.inserted[behind[inside]]
+        self._reuse(old, new, differs, followed)
+        relative = set(self.old.cfg.flow.relative().tolist())
+        for index in np.flatnonzero((differs != 0).any(axis=1)).tolist():
+            if index in self.old.returns:
+                differs[index, 0] &= ~_IMMEDIATE_LOW
+            if index not in relative and differs[index].any():
+                self._report(int(self.place[index]), "changed", f"original instruction {index} was changed")
+        self._targets(relative)
+        for index, address in self.old.returns.items():
+            value = int(new[index, 0] >> np.uint64(32))
+            wanted = self._reached(address // self.size, plain=False) * self.size
+            if value != wanted:
+                self._report(int(self.place[index]), "return-address", f"instruction {index} loads return address "
+                             f"{value:#x}, not {wanted:#x}")
+
+    def _reuse(self, old: Words, new: Words, differs: Words, followed: npt.NDArray[np.bool_]) -> None:
+        held = ((new[:, 1] & _REUSE_HIGH) != 0) & ((new[:, 1] & _YIELD_HIGH) != 0) & followed
+        for index in np.flatnonzero(held).tolist():
+            self._report(int(self.place[index]), "reuse", f"instruction {index} keeps operands for an instruction that no "
+                         "longer follows it")
+        cleared = followed & ((new[:, 1] & _REUSE_HIGH) == 0)
+        differs[cleared, 1] &= ~_REUSE_HIGH
+
+    def _targets(self, relative: set[int]) -> None:
+        before, after = self.old.cfg.flow, self.cfg.flow
+        for index in relative:
+            place = int(self.place[index])
+            target = int(after.target[place])
+            wanted = self._reached(int(before.target[index]), before.kind[index] == Flow.RETURN)
+            if target != wanted or before.kind[index] != after.kind[place]:
+                self._report(place, "target", f"instruction {index} ({self.view.facts(place).text}) leads to new "
+                             f"instruction {target}, not {wanted}")
+                continue
+            # The target field is all that may differ: put the old target back and compare.
+            word = int(self.view.words[place, 0]) | int(self.view.words[place, 1]) << 64
+            back = self.isa.with_target(word, index * self.size, int(before.target[index]) * self.size)
+            original = int(self.old.view.words[index, 0]) | int(self.old.view.words[index, 1]) << 64
+            if back != original and (back ^ original) & ~(7 << 122):
+                self._report(place, "changed", f"original instruction {index} was changed beyond its target")
+
+    def _tail(self) -> None:
+        old = self.old
+        stop = len(old.words) if old.twin is None else old.twin
+        if stop % 8 or (old.words[old.count: stop] != old.view.words[-1]).any():
+            self._report(old.count, "padding", "the code is not padded to 128 bytes with what the kernel ended with")
+        if old.twin is not None and not np.array_equal(old.words[old.twin:], old.view.words):
+            self._report(old.twin, "twin", "the copy behind the code is not the original")
+
+    # inserted code ---------------------------------------------------------------------------------------------
+
+    def _line(self, index: int) -> None:
+        facts = self.view.facts(index)
+        if not facts.known or not facts.complete:
+            self._report(index, "unknown", "an inserted word can't be read")
+            return
+        self._control(index)
+        for use in facts.writes():
+            for key in _keys(use):
+                if key not in self.old.own:
+                    self._report(index, "clobber", f"{facts.text} writes {key[0]}{key[1]}, which belongs to the kernel")
+        for use in facts.uses:
+            if any(key in self.old.own for key in _keys(use)):
+                self._window(index, use)
+            elif not use.write:
+                self._kernel_value(index, use)
+            self.reads += not use.write
+
+    def _control(self, index: int) -> None:
+        facts = self.view.facts(index)
+        word = int(self.view.words[index, 0]) | int(self.view.words[index, 1]) << 64
+        try:
+            control = Control.from_word(word)
+            self.isa.decode(word, pc=index * self.size)
+        except GWatchError as error:
+            self._report(index, "control", error.message)
+            return
+        if control.illegal or control.reuse:
+            self._report(index, "control", f"{facts.text}: {control.illegal or 'keeps operands for reuse'}")
+        boards = {control.write_scoreboard, control.read_scoreboard} - {NO_SCOREBOARD}
+        for board in boards & self.old.waits.use.counted:
+            self._report(index, "counted", f"{facts.text} takes SB{board}, which a DEPBAR counts on")
+        late = any(use.file in _FILES_READ_LATE for use in facts.reads())
+        needs = facts.kind == "variable" and (facts.writes() or late)
+        if needs and (control.write_scoreboard == NO_SCOREBOARD if facts.writes() else not boards):
+            self._report(index, "scoreboard", f"{facts.text} takes no scoreboard for its result or sources")
+
+    def _window(self, index: int, use: Use) -> None:
+        """Fixed-latency results of inserted code: walk back until no result can still be on its way."""
+        consumer = self.view.facts(index)
+        best: dict[tuple[int, Key], int] = {}
+        stack = [(before, self.view.stall(before), key) for before in self.cfg.predecessors(index) for key in _keys(use)]
+        while stack:
+            at, distance, key = stack.pop()
+            if distance >= FAR or best.get((at, key), FAR) <= distance:
+                continue
+            best[at, key] = distance
+            facts = self.view.facts(at)
+            written = [item for item in facts.writes() if item.file == key[0] and item.covers(key[1])]
+            if written and facts.kind == "fixed":
+                name = latency_class(consumer.opcode)
+                producer = latency_class(facts.opcode)
+                needed = (self.latency.overwrite(producer, key[0], name) if use.write
+                          else self.latency.distance(producer, key[0], name, use.role))
+                if distance < needed:
+                    self._report(index, "overwrite" if use.write else "too-early",
+                                 f"{consumer.text} issues {distance} cycles after {facts.text} (new instruction {at}); "
+                                 f"{key[0]}{key[1]} needs {needed}")
+            if written and facts.guard == (7, False):
+                continue
+            stack.extend((before, distance + self.view.stall(before), key) for before in self.cfg.predecessors(at))
+
+    def _kernel_value(self, index: int, use: Use) -> None:
+        facts = self.view.facts(index)
+        try:
+            need = readiness(self.cfg, self.view, self.waits, self.latency, index, use, latency_class(facts.opcode))
+        except GWatchError as error:
+            self._report(index, "not-ready", error.message)
+            return
+        missing = need.wait_mask & ~int(self.view.control["wait_mask"][index])
+        if missing or need.delay > 0:
+            self._report(index, "not-ready", f"{facts.text} reads {use.file}{use.first} "
+                         + (f"without waiting for scoreboards {missing:#x}" if missing else f"{need.delay} cycles early"))
+
+    def _flights(self) -> None:
+        """Scoreboards of inserted code: nothing in flight is read, overwritten or lent out too long."""
+        runs = list(self._bounds())
+        carried = _Flight()
+        for first, end in runs:
+            carried.merge(self._replay(first, end, _Flight(), report=False))
+        for first, end in runs:
+            fresh = first == 0 and end == self.old.entry
+            after = self._replay(first, end, _Flight() if fresh else carried.copy(), report=True)
+            lent = {key for keys in after.sources.values() for key in keys if key not in self.old.own}
+            if lent:
+                name = "".join(map(str, min(lent)))
+                self._report(end - 1, "lent", f"{name} may still be read when the kernel goes on to write it")
+
+    def _bounds(self) -> Iterator[tuple[int, int]]:
+        edges = np.flatnonzero(np.diff(np.concatenate(([0], self.inserted.astype(np.int8), [0]))))
+        for first, end in edges.reshape(-1, 2).tolist():
+            if first == 0 < self.old.entry < end:
+                yield 0, self.old.entry
+                yield self.old.entry, end
+            else:
+                yield first, end
+
+    def _replay(self, first: int, end: int, flight: _Flight, report: bool) -> _Flight:
+        arriving: dict[int, list[_Flight]] = {}
+        for index in range(first, end):
+            for other in arriving.get(index, []):
+                flight.merge(other)
+            facts, control = self.view.facts(index), self.view.control[index]
+            flight.wait(int(self.waits.mask[index]))
+            if report:
+                self._conflicts(index, flight)
+            if facts.kind == "variable":
+                writer, reader = int(control["write_scoreboard"]), int(control["read_scoreboard"])
+                board = reader if reader != NO_SCOREBOARD else writer
+                flight.results.setdefault(writer, set()).update(key for use in facts.writes() for key in _keys(use))
+                flight.sources.setdefault(board, set()).update(
+                    key for use in facts.reads() if use.file in _FILES_READ_LATE for key in _keys(use))
+            target = int(self.cfg.flow.target[index])
+            if target != OUTSIDE and first <= target < end:
+                if target > index:
+                    arriving.setdefault(target, []).append(flight.copy())
+                elif report and (any(flight.results.values()) or any(flight.sources.values())):
+                    self._report(index, "loop", f"{facts.text} goes back with results in flight")
+        return flight
+
+    def _conflicts(self, index: int, flight: _Flight) -> None:
+        facts = self.view.facts(index)
+        for use in facts.uses:
+            for key in _keys(use):
+                if any(key in found for found in flight.results.values()):
+                    self._report(index, "in-flight", f"{facts.text} uses {key[0]}{key[1]} while it is still to be written")
+                if use.write and any(key in found for found in flight.sources.values()):
+                    self._report(index, "in-flight", f"{facts.text} overwrites {key[0]}{key[1]} while it may still be read")
+
+
+def check_rewrite(isa: Isa, latency: LatencyTable, rewrite: Rewrite) -> str:
+    """Replay ``rewrite``; a one-line summary when nothing disagrees.
+
+    Raises HazardError ``[hazard]`` with the first report and the number of others.
+    """
+    checker = RewriteChecker(isa, latency, rewrite)
+    reports = checker.run()
+    if reports:
+        first = reports[0]
+        more = f" (and {len(reports) - 1} more)" if len(reports) > 1 else ""
+        raise HazardError("hazard", f"new instruction {first.index}: {first.kind}: {first.message}{more}",
+                          "nothing was written; this is a defect of the rewriter or of the latency table")
+    return f"{len(checker.new)} inserted lines, {checker.reads} operand reads, {len(checker.place)} originals: 0 reports"
+

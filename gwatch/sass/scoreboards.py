@@ -1,0 +1,210 @@
+"""Scoreboards of a section: who takes them, who waits, and what a register still waits for at a point.
+
+Six counters per warp. An instruction of variable latency takes one (write scoreboard: result written; read
+scoreboard: sources read); a wait mask or ``DEPBAR.LE SBn, 0x0`` waits until a counter is zero. A counted
+``DEPBAR.LE SBn, k`` relies on how many are in flight: nothing else may take such a counter.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+from gwatch.errors import SiteError, UnsupportedError
+from gwatch.sass.cfg import Cfg, Flow, opcode_keys
+from gwatch.sass.control import NO_SCOREBOARD, SCOREBOARDS
+from gwatch.sass.latency import LatencyTable, latency_class
+from gwatch.sass.uses import CodeView, Use
+
+FAR = 24
+_DEPBAR = re.compile(r"(SB\d|gsb\d)\s*,\s*(0x[0-9a-f]+|\d+|UR\w+)")
+_SET = re.compile(r"\{([\d,\s]+)\}")
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreboardUse:
+    """Per scoreboard 0-5: how many instructions take it and wait for it; which are counted on."""
+
+    taken: tuple[int, ...]
+    waited: tuple[int, ...]
+    counted: frozenset[int]
+
+    def choose(self, avoid: frozenset[int] = frozenset()) -> int:
+        """The best scoreboard for inserted code: unused, else least used; never one that is counted on.
+
+        Raises UnsupportedError ``[scoreboards]`` when a counted DEPBAR uses every one of them.
+        """
+        free = [board for board in range(SCOREBOARDS) if board not in self.counted]
+        if not free:
+            raise UnsupportedError("scoreboards", "every scoreboard of this kernel is waited for by a counted DEPBAR",
+                                   "inserted code has none to use")
+        return min(free, key=lambda board: (board in avoid, self.taken[board] + self.waited[board], board))
+
+
+def depbar(view: CodeView, index: int) -> tuple[int, frozenset[int], bool]:
+    """What the DEPBAR at ``index`` does: (mask waited to zero, boards counted on, whether gsb is waited to zero)."""
+    text = view.facts(index).text
+    zero, counted, group = 0, set(), False
+    for match in _DEPBAR.finditer(text):
+        full = match[2].startswith("0x") and int(match[2], 16) == 0
+        if match[1].startswith("gsb"):
+            group = group or full
+        elif full:
+            zero |= 1 << int(match[1][2:])
+        else:
+            counted.add(int(match[1][2:]))
+    for match in _SET.finditer(text):
+        zero |= sum(1 << int(item) for item in match[1].split(","))
+    return zero, frozenset(counted), group
+
+
+class Waits:
+    """Which scoreboards each instruction of a section waits to zero (``mask``), and the section's use of them."""
+
+    def __init__(self, view: CodeView) -> None:
+        self.view = view
+        control = view.control
+        self.mask = control["wait_mask"].astype(np.int64)
+        self.group = np.zeros(len(view), bool)
+        counted: set[int] = set()
+        keys = opcode_keys(view.words)
+        for key in np.unique(keys):
+            places = np.flatnonzero(keys == key)
+            first = view.facts(int(places[0]))
+            if "DEPBAR" not in first.mnemonic and "DEPBAR" not in first.opcode and first.mnemonic != "WARPGROUP":
+                continue
+            for index in places.tolist():
+                zero, numbers, group = depbar(view, index)
+                self.mask[index] |= zero
+                self.group[index] = group
+                counted |= numbers
+        taken = [int(((control["write_scoreboard"] == board) | (control["read_scoreboard"] == board)).sum())
+                 for board in range(SCOREBOARDS)]
+        waited = [int((self.mask >> board & 1).sum()) for board in range(SCOREBOARDS)]
+        self.use = ScoreboardUse(tuple(taken), tuple(waited), frozenset(counted))
+
+
+@dataclass(frozen=True, slots=True)
+class Producer:
+    """A write that may reach a point: its ``index``, the smallest issue ``distance`` to that point (capped at
+    :data:`FAR`), the scoreboards waited to zero on the way (``waited``, on every such path) and whether the
+    asynchronous group was.
+    """
+
+    index: int
+    distance: int
+    waited: int
+    group_waited: bool
+
+
+def producers(cfg: Cfg, view: CodeView, waits: Waits, index: int, file: str, register: int) -> list[Producer]:
+    """The writes of ``register`` that may reach the point right before instruction ``index``.
+
+    A guarded write lets earlier ones through. A call that leaves the section hands over finished results, so the
+    search ends there. Raises UnsupportedError ``[word-unknown]`` when a word on the way can't be read.
+    """
+    writers = set(view.writers(file, register).tolist())
+    best: dict[tuple[int, int, bool], int] = {}
+    stack = [(before, view.stall(before), 0, False) for before in cfg.predecessors(index)]
+    found: dict[int, Producer] = {}
+    while stack:
+        at, distance, waited, group = stack.pop()
+        distance = min(distance, FAR)
+        key = (at, waited, group)
+        if best.get(key, FAR + 1) <= distance:
+            continue
+        best[key] = distance
+        facts = view.facts(at)
+        if not facts.known:
+            raise UnsupportedError("word-unknown", f"instruction {at} can't be read, so what {file}{register} holds at "
+                                   f"instruction {index} can't be told")
+        if at in writers:
+            old = found.get(at)
+            found[at] = Producer(at, distance, waited, group) if old is None else Producer(
+                at, min(distance, old.distance), waited & old.waited, group and old.group_waited)
+            if facts.guard == (7, False):
+                continue
+        if cfg.flow.kind[at] == Flow.CALL_OUT:
+            continue
+        waited |= int(waits.mask[at])
+        group = group or bool(waits.group[at])
+        stack.extend((before, distance + view.stall(before), waited, group) for before in cfg.predecessors(at))
+    return [found[key] for key in sorted(found)]
+
+
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """What a reader at a point must do: wait for ``wait_mask`` and issue no earlier than ``delay`` cycles after
+    the point is reached.
+    """
+
+    wait_mask: int
+    delay: int
+
+
+def readiness(cfg: Cfg, view: CodeView, waits: Waits, latency: LatencyTable, index: int, use: Use,
+              consumer: str) -> Readiness:
+    """How an instruction of latency class ``consumer``, inserted before ``index``, can read ``use`` safely.
+
+    Raises SiteError ``[value-not-ready]`` for a result of asynchronous matrix instructions that nothing has waited
+    for and for a variable-latency result that no scoreboard covers.
+    """
+    mask, delay = 0, 0
+    for register in range(use.first, use.first + use.count):
+        for producer in producers(cfg, view, waits, index, use.file, register):
+            facts = view.facts(producer.index)
+            if facts.kind == "fixed":
+                needed = latency.distance(latency_class(facts.opcode), use.file, consumer, use.role)
+                delay = max(delay, needed - producer.distance)
+            elif facts.kind == "async":
+                if not producer.group_waited:
+                    raise SiteError(
+                        "value-not-ready", f"{use.file}{register} at instruction {index} is written asynchronously by "
+                        f"{facts.opcode} (instruction {producer.index}) and nothing has waited for it there",
+                        "choose a site behind the WARPGROUP.DEPBAR that waits for it")
+            else:
+                mask |= _pending(cfg, view, waits, producer, index, f"{use.file}{register}")
+    return Readiness(mask, delay)
+
+
+def _pending(cfg: Cfg, view: CodeView, waits: Waits, producer: Producer, index: int, name: str) -> int:
+    """The scoreboards that still cover the variable-latency ``producer`` at ``index``, as a wait mask."""
+    board = int(view.control["write_scoreboard"][producer.index])
+    if board != NO_SCOREBOARD:
+        return 0 if producer.waited >> board & 1 else 1 << board
+    mask = _covering(cfg, view, waits, producer.index, index)
+    if mask is None:
+        facts = view.facts(producer.index)
+        raise SiteError("value-not-ready", f"{name} at instruction {index} is written by {facts.opcode} (instruction "
+                        f"{producer.index}) without a scoreboard, and no later one of its unit covers it",
+                        "choose a site further behind it")
+    return mask
+
+
+def _covering(cfg: Cfg, view: CodeView, waits: Waits, start: int, goal: int) -> int | None:
+    """Boards taken by the next instruction of the same class on each path ``start`` -> ``goal`` and not yet waited
+    for at ``goal``; None when some path to ``goal`` has no such instruction (in-order units share a scoreboard).
+    """
+    unit = latency_class(view.facts(start).opcode)
+    mask = 0
+    seen: set[tuple[int, int]] = set()
+    stack = [(item, 0) for item in cfg.successors(start)]
+    while stack:
+        at, board = stack.pop()
+        if (at, board) in seen:
+            continue
+        seen.add((at, board))
+        if board and int(waits.mask[at]) & board:
+            continue
+        if at == goal:
+            if not board:
+                return None
+            mask |= board
+            continue
+        taken = int(view.control["write_scoreboard"][at])
+        if not board and taken != NO_SCOREBOARD and latency_class(view.facts(at).opcode) == unit:
+            board = 1 << taken
+        stack.extend((item, board) for item in cfg.successors(at))
+    return mask

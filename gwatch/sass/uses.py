@@ -1,0 +1,174 @@
+"""Register reads and writes of many words at once, as numpy columns.
+
+A :class:`CodeView` answers for a whole section what :meth:`Isa.decode` answers for one word: which registers each
+instruction reads and writes in which role, its opcode text, its guard, its control fields, and which instructions
+touch a given register. Words that differ only in their control bits are decoded once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from gwatch.errors import DecodeError
+from gwatch.sass.control import CONTROL_MASK, Control, control_fields
+
+if TYPE_CHECKING:
+    from gwatch.sass.isa import Isa
+
+Words = npt.NDArray[np.uint64]
+FILES = ("R", "UR", "P", "UP", "B")
+UNKNOWN = "?"
+_CONTROL_HIGH = np.uint64(CONTROL_MASK >> 64)
+_PLAIN = Control().to_bits()
+_PLAIN_HIGH = np.uint64(_PLAIN >> 64)
+_LIMIT = 1 << 18
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """One access: registers ``first`` .. ``first + count - 1`` of ``file``, in ``role``, read or written."""
+
+    file: str
+    first: int
+    count: int
+    role: str
+    write: bool
+
+    def covers(self, register: int) -> bool:
+        """Whether ``register`` is one of them."""
+        return self.first <= register < self.first + self.count
+
+
+@dataclass(frozen=True, slots=True)
+class WordFacts:
+    """What a word does, control bits and address aside. ``known`` is False for a word the tables can't read,
+    ``complete`` False when they can't list all its reads and writes. ``kind`` is Effects.kind. ``guard`` is
+    (index, negated), index 7 for none.
+    """
+
+    known: bool
+    complete: bool
+    mnemonic: str
+    opcode: str
+    kind: str
+    guard: tuple[int, bool]
+    uses: tuple[Use, ...]
+    text: str
+
+    def writes(self) -> tuple[Use, ...]:
+        """Only the writes."""
+        return tuple(use for use in self.uses if use.write)
+
+    def reads(self) -> tuple[Use, ...]:
+        """Only the reads."""
+        return tuple(use for use in self.uses if not use.write)
+
+
+_NOT_KNOWN = WordFacts(False, False, UNKNOWN, UNKNOWN, UNKNOWN, (7, False), (), "")
+
+
+@lru_cache(maxsize=_LIMIT)
+def word_facts(isa: Isa, word: int) -> WordFacts:
+    """:class:`WordFacts` of a 128-bit ``word`` (pass it through :func:`plain` to share the cache)."""
+    try:
+        decoded = isa.decode(word)
+    except DecodeError:
+        return _NOT_KNOWN
+    effects = decoded.effects
+    uses = tuple(
+        [Use(use.file, use.first, use.count, use.role, False) for use in effects.reads]
+        + [Use(use.file, use.first, use.count, use.role, True) for use in effects.writes])
+    return WordFacts(True, effects.complete, decoded.mnemonic, decoded.opcode, effects.kind,
+                     (decoded.guard.index, decoded.guard.negated), uses, decoded.text)
+
+
+def plain(word: int) -> int:
+    """``word`` with the default control word: what it does, without when."""
+    return word & ~CONTROL_MASK | _PLAIN
+
+
+class CodeView:
+    """The words of one section and, lazily, what they do.
+
+    ``words`` is ``(n, 2) uint64``; ``control`` the ``(n,)`` control fields
+    (:data:`gwatch.sass.control.CONTROL_DTYPE`).
+    """
+
+    def __init__(self, isa: Isa, words: Words) -> None:
+        self.isa = isa
+        self.words = words
+        self.control = control_fields(words)
+        self._facts: list[WordFacts | None] = [None] * len(words)
+        self._table: tuple[npt.NDArray[np.int32], ...] | None = None
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+    def facts(self, index: int) -> WordFacts:
+        """What instruction ``index`` does."""
+        known = self._facts[index]
+        if known is None:
+            high = int(self.words[index, 1] & ~_CONTROL_HIGH | _PLAIN_HIGH)
+            known = word_facts(self.isa, int(self.words[index, 0]) | high << 64)
+            self._facts[index] = known
+        return known
+
+    def stall(self, index: int) -> int:
+        """Issue cycles of instruction ``index`` (a stall of 0 counts as 1: nothing issues in the same cycle)."""
+        return max(1, int(self.control["stall"][index]))
+
+    def _columns(self) -> tuple[npt.NDArray[np.int32], ...]:
+        """(index, file, first, count, write) of every use in the section."""
+        if self._table is None:
+            masked = self.words.copy()
+            masked[:, 1] = masked[:, 1] & ~_CONTROL_HIGH | _PLAIN_HIGH
+            packed = np.ascontiguousarray(masked).view([("low", "<u8"), ("high", "<u8")]).reshape(-1)
+            distinct, inverse = np.unique(packed, return_inverse=True)
+            rows: list[tuple[int, int, int, int]] = []
+            sizes = np.zeros(len(distinct), np.int64)
+            found: list[WordFacts] = []
+            for place, item in enumerate(distinct.tolist()):
+                facts = word_facts(self.isa, item[0] | item[1] << 64)
+                found.append(facts)
+                sizes[place] = len(facts.uses)
+                rows.extend((FILES.index(use.file), use.first, use.count, use.write) for use in facts.uses)
+            self._facts = [found[place] for place in inverse.tolist()]
+            flat = np.array(rows, np.int32).reshape(-1, 4)
+            starts = np.concatenate(([0], np.cumsum(sizes)))
+            per_word = sizes[inverse]
+            index = np.repeat(np.arange(len(self.words), dtype=np.int32), per_word)
+            within = np.arange(len(index)) - np.repeat(np.cumsum(per_word) - per_word, per_word)
+            picked = flat[np.repeat(starts[inverse], per_word) + within]
+            self._table = (index, picked[:, 0], picked[:, 1], picked[:, 2], picked[:, 3])
+        return self._table
+
+    def named(self, file: str) -> set[int]:
+        """All registers of ``file`` that some instruction of the section reads or writes."""
+        _, files, first, count, _ = self._columns()
+        chosen = files == FILES.index(file)
+        out: set[int] = set()
+        for start, length in np.unique(np.stack((first[chosen], count[chosen]), axis=1), axis=0).tolist():
+            out.update(range(start, start + length))
+        return out
+
+    def writers(self, file: str, register: int) -> npt.NDArray[np.int32]:
+        """Indices of the instructions that write ``register`` of ``file``, sorted."""
+        index, files, first, count, write = self._columns()
+        chosen = (files == FILES.index(file)) & (write == 1) & (first <= register) & (register < first + count)
+        return np.unique(index[chosen])
+
+    def touching(self, file: str, register: int) -> npt.NDArray[np.int32]:
+        """Indices of the instructions that read or write ``register`` of ``file``, sorted."""
+        index, files, first, count, _ = self._columns()
+        chosen = (files == FILES.index(file)) & (first <= register) & (register < first + count)
+        return np.unique(index[chosen])
+
+    def incomplete(self) -> list[int]:
+        """Indices of the words whose reads and writes the tables can't list completely."""
+        self._columns()
+        return [index for index in range(len(self)) if not self.facts(index).complete]
