@@ -120,8 +120,11 @@ class File:
 
     def overview(self) -> Section_Overview:
         """The section that opens the report."""
-        now = self.generated_at or datetime.now().strftime("%Y-%m-%d %H:%M:%S")
-        return Section_Overview(self.title, now, [s.title for s in self.sections])
+        return Section_Overview(self.title, self.stamp(), [s.title for s in self.sections])
+
+    def stamp(self) -> str:
+        """When the report was made: as given, or now."""
+        return self.generated_at or datetime.now().strftime("%Y-%m-%d %H:%M:%S")
 
     def json_chunks(self) -> Iterator[str]:
         """The JSON text of the report, in pieces."""

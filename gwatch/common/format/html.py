@@ -1,0 +1,223 @@
+"""The report as one self-contained page: verdict, timeline, tables; no network, no script but its own.
+
+All text from outside (kernel names, labels, instructions) is escaped where it enters the markup; the script
+gets its data as JSON in which no tag can begin, and writes text only through text nodes and the canvas.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gwatch.common.format.boxes import box_strips
+from gwatch.common.format.payload import payload
+from gwatch.common.format.run import Run, plain
+from gwatch.common.format.text import duration, locator
+from gwatch.common.format.views import source_line
+
+if TYPE_CHECKING:
+    from gwatch.common.format.file import File, Section
+
+TEMPLATES = Path(__file__).resolve().parent / "templates"
+POLICY = ("default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; "
+          "base-uri 'none'; form-action 'none'")
+ICONS = {"yes": "✓", "no": "✗", "unknown": "?"}
+
+
+def embed(value: Any) -> str:
+    """JSON that is safe inside a script element: no tag, comment or entity can begin in it."""
+    text = json.dumps(plain(value), separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    for char in "<>&\u2028\u2029":
+        text = text.replace(char, f"\\u{ord(char):04x}")
+    return text
+
+
+def html_chunks(report: File) -> Iterator[str]:
+    """The page in pieces."""
+    from gwatch.common.format.file import Section_IntraKernelTrace
+    title, when = escape(report.title), escape(report.stamp())
+    yield ('<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+           f'<meta http-equiv="Content-Security-Policy" content="{escape(POLICY)}">\n'
+           '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+           f"<title>{title}</title>\n<style>\n{_template('page.css')}</style>\n</head>\n<body>\n")
+    yield (f'<header class="top"><h1>{title}</h1><span class="when">{when}</span>'
+           '<button id="theme" type="button" title="Switch between light and dark">◐</button></header>\n'
+           "<main>\n")
+    number = 0
+    for section in report.sections:
+        several = len(report.sections) > 1
+        yield f'<section class="part"><h2 class="part-title"{"" if several else " hidden"}>' \
+              f"{escape(section.title)}</h2>\n"
+        if isinstance(section, Section_IntraKernelTrace):
+            if not section.runs:
+                yield '<p class="note">This section holds no run.</p>\n'
+            yield from _pills(section.runs, number)
+            for i, run in enumerate(section.runs):
+                yield from _run(run, number, hidden=i > 0)
+                number += 1
+        else:
+            yield _other(section)
+        yield "</section>\n"
+    yield f"</main>\n<script>\n{_template('page.js')}</script>\n</body>\n</html>\n"
+
+
+def _template(name: str) -> str:
+    return (TEMPLATES / name).read_text(encoding="utf-8")
+
+
+def _other(section: Section) -> str:
+    text = json.dumps(json.loads("".join(section.json_chunks())), indent=2, ensure_ascii=False)
+    return f'<pre class="raw">{escape(text)}</pre>\n'
+
+
+def _pills(runs: Sequence[Run], number: int) -> Iterator[str]:
+    if len(runs) > 1:
+        buttons = "".join(
+            f'<button type="button" role="tab" data-run="{number + i}" aria-selected="{str(i == 0).lower()}">'
+            f"Run {i}</button>" for i in range(len(runs)))
+        yield f'<div class="pills" role="tablist">{buttons}</div>\n'
+
+
+def _run(run: Run, number: int, hidden: bool) -> Iterator[str]:
+    a = run.analysis
+    meta, blob = payload(run)
+    yield f'<article class="run" id="run-{number}"{" hidden" if hidden else ""}>\n'
+    yield _verdict(a["verdict"])
+    yield _facts(run, a)
+    yield _panel(run)
+    yield '<div class="columns">\n'
+    boxes = box_strips(a["scope_stats"], run.roles, run.labels, run.unit)
+    yield _card("How long one run of each region takes", boxes, "wide")
+    yield _sites(run, a)
+    yield _scopes(run, a)
+    yield _regions(run, a)
+    yield _pipeline(run, a)
+    yield "</div>\n"
+    yield f'<script type="application/json" class="meta">{embed(meta)}</script>\n'
+    yield f'<script type="text/plain" class="blob">{blob}</script>\n</article>\n'
+
+
+def _verdict(verdict: Mapping[str, Any]) -> str:
+    word = str(verdict["trustworthy"])
+    head, *rest = str(verdict["line"]).split(" · ")
+    reasons = "".join(f"<li>{escape(str(r))}</li>" for r in verdict["reasons"])
+    chips = "".join(f"<span>{escape(part)}</span>" for part in rest)
+    state = word if word in ICONS else "unknown"
+    return (f'<div class="verdict {state}" role="status"><div class="line"><b>{ICONS[state]} {escape(head)}</b>'
+            f"{chips}</div>" + (f"<ul>{reasons}</ul>" if reasons else "") + "</div>\n")
+
+
+def _facts(run: Run, a: Mapping[str, Any]) -> str:
+    grid, block = (" × ".join(map(str, dims)) for dims in (run.geometry.grid, run.geometry.block))
+    noun = "warps" if run.granularity == "warp" else "threads" if (run.trace.rows.lane >= 0).all() else "rows"
+    counts = f"{a['n_records']:,} records · {a['n_rows']:,} {noun}"
+    clock = f"{run.clock} ({run.unit})" + ", each SM from 0" * (a["time_origin"] == "per SM")
+    entries = [("Launch", f"grid {grid} · block {block}"), ("Recorded", counts), ("Clock", clock),
+               ("Span", duration(a["span"], run.unit))]
+    if a["unmatched_starts"] or a["unmatched_ends"]:
+        entries.append(("Unmatched", f"{a['unmatched_starts']} starts, {a['unmatched_ends']} ends"))
+    items = "".join(f"<div><dt>{name}</dt><dd>{escape(text)}</dd></div>" for name, text in entries)
+    notes = "".join(f'<p class="note">{escape(w)}</p>' for w in run.warnings)
+    return (f'<h2 class="kernel" title="{escape(run.kernel)}">{escape(run.kernel)}</h2>'
+            f'<dl class="facts">{items}</dl>{notes}\n')
+
+
+def _panel(run: Run) -> str:
+    if len(run.trace) == 0:
+        return '<p class="note">No records: nothing to draw.</p>\n'
+    return ('<div class="panel"><div class="bar">'
+            '<label>Rows <input class="filter" type="text" spellcheck="false" '
+            'placeholder="all — or: block 0-3,5 warp 0 sm 7 role copy"></label>'
+            '<button type="button" class="typical"></button>'
+            '<button type="button" class="all">All rows</button>'
+            '<label>Order <select class="order"><option value="role">role, id</option>'
+            '<option value="id">id</option><option value="sm">SM</option>'
+            '<option value="start">first start</option>'
+            '<option value="active">active time</option></select></label>'
+            '<span class="spring"></span>'
+            '<button type="button" class="zoom-out" title="Zoom out (-)">−</button>'
+            '<button type="button" class="zoom-in" title="Zoom in (+)">+</button>'
+            '<button type="button" class="reset" title="Whole trace (0, double click)">Reset</button></div>'
+            '<div class="legend"></div>'
+            '<div class="stage"><canvas class="overview" height="34"></canvas>'
+            '<canvas class="time" tabindex="0" aria-label="Timeline: rows over time"></canvas>'
+            '<div class="tip" hidden></div></div>'
+            '<div class="readout"><span class="state"></span><span class="spring"></span>'
+            '<button type="button" class="fit" hidden>Zoom to selection</button>'
+            '<button type="button" class="copy" hidden>Copy selection</button>'
+            '<button type="button" class="command" hidden>Copy as gwatch command</button></div>'
+            '<p class="hint">Drag selects · wheel scrolls · Ctrl+wheel zooms time · Alt+wheel zooms rows · '
+            'arrows pan · + − zoom · 0 resets</p></div>\n')
+
+
+def _card(title: str, body: str, kind: str = "") -> str:
+    return f'<section class="card {kind}"><h3>{escape(title)}</h3>{body}</section>\n' if body else ""
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[Any]], left: Iterable[int] = (0,),
+           marks: Sequence[str] = (), code: Iterable[int] = ()) -> str:
+    """A table; ``marks`` are row attributes (already markup), ``code`` the columns in monospace."""
+    keep, mono = set(left), set(code)
+
+    def cell(tag: str, i: int, text: Any) -> str:
+        names = " ".join(n for n, on in (("l", i in keep), ("code", i in mono and tag == "td")) if on)
+        return f'<{tag}{f" class={chr(34)}{names}{chr(34)}" if names else ""}>{escape(str(text))}</{tag}>'
+
+    top = "".join(cell("th", i, h) for i, h in enumerate(head))
+    lines = ("".join(cell("td", i, c) for i, c in enumerate(row)) for row in rows)
+    body = "".join(f"<tr{marks[n] if marks else ''}>{line}</tr>" for n, line in enumerate(lines))
+    return f'<div class="scroll"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _scopes(run: Run, a: Mapping[str, Any]) -> str:
+    stats = a["scope_stats"]
+    if not stats:
+        return ""
+    keys = ("min", "p50", "mean", "p95", "max", "total")
+    rows = [(s["scope_label"], run.roles.get(s["scope_label"], ""), f"{s['count']:,}",
+             *(duration(s[k], run.unit) for k in keys)) for s in stats]
+    table = _table(["scope", "role", "count", *keys], rows, (0, 1))
+    return _card("Per-scope stats (by total time)", table, "wide")
+
+
+def _sites(run: Run, a: Mapping[str, Any]) -> str:
+    known = {int(site.get("site_id", i)): site for i, site in enumerate(run.sites)}
+    rows, marks = [], []
+    for s in a["site_stats"]:
+        site = known.get(s["site_id"], {})
+        rows.append((s["site_id"], source_line(site), str(site.get("instruction", "")).strip(),
+                     f"{s['count']:,}", f"{s['records_per_row']:.1f}", duration(s["repeat_min"], run.unit),
+                     duration(s["repeat_mean"], run.unit), duration(s["repeat_max"], run.unit)))
+        marks.append(f' data-site="{s["site_id"]}"')
+    if not rows:
+        return ""
+    head = ["site", "source", "instruction", "records", "per row", "repeat min", "mean", "max"]
+    return _card("Per-site records", _table(head, rows, (0, 1, 2), marks, (1, 2)), "wide")
+
+
+def _regions(run: Run, a: Mapping[str, Any]) -> str:
+    if not a["region_stats"] or run.record_shape != "site":
+        return ""
+    rows = [(s["label"], f"{s['enter_site']} → {s['leave_site']}", f"{s['intervals']:,}", f"{s['rows']:,}",
+             f"{s['dropped']:,}", f"{s['pair_rate']:.1%}") for s in a["region_stats"]]
+    head = ["region", "sites", "intervals", "rows", "unpaired", "pair rate"]
+    return _card("Paired regions", _table(head, rows, (0, 1)))
+
+
+def _pipeline(run: Run, a: Mapping[str, Any]) -> str:
+    p = a["pipeline_summary"]
+    if not p:
+        return ""
+    rows = [(name, *(duration(p[f"{name}_{k}"], run.unit) for k in ("mean", "min", "max")))
+            for name in ("active", "bubble", "lifetime")]
+    body = _table(["per row", "mean", "min", "max"], rows)
+    body += f'<p>Outside all regions: <b>{p["bubble_ratio"]:.1%}</b> of the rows’ lifetime.</p>'
+    place = {int(t): i for i, t in enumerate(run.trace.rows.tid)}
+    found = [(locator(run.trace.rows, place[b["tid"]]), duration(b["gap"], run.unit),
+              f"{b['before']} → {b['after']}") for b in a["longest_bubbles"] if b["tid"] in place]
+    if found:
+        body += "<h4>Longest bubbles</h4>" + _table(["row", "bubble", "between"], found, (0, 2))
+    return _card("Pipeline", body)

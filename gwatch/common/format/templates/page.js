@@ -1,0 +1,744 @@
+"use strict";
+(() => {
+  const GUTTER = 148, AXIS = 24, HEAD = 20, INKS = 7;
+  const $ = (root, selector) => root.querySelector(selector);
+  const ink = (scope) => (scope < INKS ? scope : INKS);
+
+  // ---- theme ----------------------------------------------------------------------------------------------------
+  const rootElement = document.documentElement;
+  const dark = window.matchMedia("(prefers-color-scheme: dark)");
+  const views = [];
+  let colours = {};
+  function setTheme(name) {
+    rootElement.dataset.theme = name;
+    const style = getComputedStyle(rootElement);
+    colours = {};
+    for (const key of ["bg", "card", "text", "soft", "line", "grid", "band", "sel", "accent", "faint"]) {
+      colours[key] = style.getPropertyValue("--" + key).trim();
+    }
+    colours.ink = [];
+    for (let i = 0; i <= INKS; i++) colours.ink.push(style.getPropertyValue("--ink" + i).trim());
+    for (const view of views) view.draw();
+  }
+  document.getElementById("theme").addEventListener("click", () =>
+    setTheme(rootElement.dataset.theme === "dark" ? "light" : "dark"));
+  dark.addEventListener("change", () => setTheme(dark.matches ? "dark" : "light"));
+
+  // ---- numbers --------------------------------------------------------------------------------------------------
+  function duration(value, unit) {
+    const steps = unit === "ns" ? [["ns", 1], ["µs", 1e3], ["ms", 1e6], ["s", 1e9]]
+      : [["cyc", 1], ["k cyc", 1e3], ["M cyc", 1e6], ["G cyc", 1e9]];
+    let best = steps[0];
+    for (const step of steps) if (Math.round(Math.abs(value) / step[1] * 100) / 100 >= 1) best = step;
+    if (best[1] === 1 && Number.isInteger(value)) return value + " " + best[0];
+    return (value / best[1]).toFixed(2) + " " + best[0];
+  }
+  function tickStep(span, count) {
+    const rough = span / count, power = 10 ** Math.floor(Math.log10(rough));
+    for (const m of [1, 2, 5, 10]) if (m * power >= rough) return m * power;
+    return 10 * power;
+  }
+  function ranges(ids) {
+    const sorted = [...new Set(ids)].sort((a, b) => a - b), parts = [];
+    for (let i = 0; i < sorted.length;) {
+      let j = i;
+      while (j + 1 < sorted.length && sorted[j + 1] === sorted[j] + 1) j++;
+      parts.push(i === j ? String(sorted[i]) : sorted[i] + "-" + sorted[j]);
+      i = j + 1;
+    }
+    return parts.join(",");
+  }
+  function parseRanges(text) {
+    const list = [];
+    for (const part of text.split(",")) {
+      const m = /^(\d+)(?:-(\d+))?$/.exec(part);
+      if (!m || (m[2] !== undefined && +m[2] < +m[1])) return null;
+      list.push([+m[1], m[2] === undefined ? +m[1] : +m[2]]);
+    }
+    return list;
+  }
+
+  // ---- data -----------------------------------------------------------------------------------------------------
+  async function unpack(meta, text) {
+    const packed = Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
+    const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
+    const bytes = new Uint8Array(await new Response(stream).arrayBuffer());
+    const kinds = { u1: Uint8Array, u2: Uint16Array, u4: Uint32Array, f8: Float64Array };
+    const data = {};
+    for (const { name, type, length, offset } of meta.columns) {
+      const size = +type[1], out = new Uint8Array(length * size);
+      for (let b = 0; b < size; b++) {
+        const plane = offset + b * length;
+        for (let i = 0, o = b; i < length; i++, o += size) out[o] = bytes[plane + i];
+      }
+      data[name] = new kinds[type](out.buffer);
+    }
+    const rows = data.count.length, marks = data.scope.length;
+    const first = new Uint32Array(rows + 1), start = new Float64Array(marks), longest = new Float64Array(rows);
+    const active = new Float64Array(rows);
+    for (let r = 0; r < rows; r++) {
+      first[r + 1] = first[r] + data.count[r];
+      let t = 0;
+      for (let i = first[r]; i < first[r + 1]; i++) {
+        start[i] = t += data.step[i];
+        const length = data.length[i];
+        if (length > longest[r]) longest[r] = length;
+        if (data.depth[i] === 0) active[r] += length;
+      }
+    }
+    return Object.assign(data, { rows, marks, first, start, longest, active });
+  }
+
+  // ---- the panel ------------------------------------------------------------------------------------------------
+  class Timeline {
+    constructor(root, meta, data) {
+      Object.assign(this, { root, meta, data });
+      this.canvas = $(root, ".time");
+      this.over = $(root, ".overview");
+      this.tip = $(root, ".tip");
+      this.shown = meta.scopes.map(() => true);
+      this.span = Math.max(1, meta.span);
+      this.t0 = 0;
+      this.t1 = this.span;
+      this.top = 0;
+      this.rowHeight = 0;
+      this.selection = null;
+      this.hover = null;
+      this.queued = false;
+      this.legend();
+      this.controls();
+      this.gestures();
+      const many = this.blockCount() > 1 && data.rows > 48;
+      this.filter.value = many ? "block " + meta.typical_block : "";
+      this.arrange();
+      new ResizeObserver(() => this.draw()).observe(this.canvas);
+    }
+
+    blockCount() {
+      return new Set(this.data.block).size;
+    }
+
+    legend() {
+      const box = $(this.root, ".legend");
+      const order = this.meta.scopes.map((s, i) => i).sort((a, b) => {
+        const ra = this.meta.roles.indexOf(this.meta.scopes[a].role);
+        const rb = this.meta.roles.indexOf(this.meta.scopes[b].role);
+        return (ra < 0 ? 99 : ra) - (rb < 0 ? 99 : rb) || a - b;
+      });
+      let last = null;
+      for (const i of order) {
+        const scope = this.meta.scopes[i];
+        if (scope.role && scope.role !== last) box.append(element("b", scope.role));
+        last = scope.role;
+        const label = element("label"), tick = element("input"), swatch = element("i");
+        tick.type = "checkbox";
+        tick.checked = true;
+        tick.addEventListener("change", () => { this.shown[i] = tick.checked; this.draw(); });
+        swatch.className = "ink" + ink(i);
+        label.append(tick, swatch, scope.label);
+        box.append(label);
+      }
+    }
+
+    controls() {
+      const on = (selector, action) => $(this.root, selector).addEventListener("click", action);
+      this.filter = $(this.root, ".filter");
+      this.filter.addEventListener("input", () => this.arrange());
+      this.order = $(this.root, ".order");
+      this.order.addEventListener("change", () => this.arrange());
+      const typical = $(this.root, ".typical");
+      typical.textContent = "Block " + this.meta.typical_block + " (typical)";
+      typical.hidden = this.blockCount() < 2;
+      on(".typical", () => { this.filter.value = "block " + this.meta.typical_block; this.arrange(); });
+      on(".all", () => { this.filter.value = ""; this.arrange(); });
+      on(".zoom-in", () => this.zoom(0.5));
+      on(".zoom-out", () => this.zoom(2));
+      on(".reset", () => this.reset());
+      on(".fit", () => this.zoomToSelection());
+      on(".copy", () => this.copy(this.token()));
+      on(".command", () => this.copy(`gwatch show trace.json --select '${this.token()}'`));
+    }
+
+    // Rows that pass the filter, in display order, under one head per role (or SM).
+    arrange() {
+      const { data, meta } = this, keep = this.predicate(this.filter.value);
+      this.filter.classList.toggle("bad", keep === null);
+      if (keep === null) return;
+      const rows = [];
+      for (let r = 0; r < data.rows; r++) if (keep(r)) rows.push(r);
+      const order = this.order.value, begin = (r) => (data.count[r] ? data.start[data.first[r]] : Infinity);
+      const key = { id: () => 0, role: (r) => data.role[r], sm: (r) => data.sm[r], start: begin,
+        active: (r) => -data.active[r] }[order];
+      rows.sort((a, b) => key(a) - key(b) || a - b);
+      this.groups = [];
+      const name = order === "role" && meta.roles.length ? (r) => meta.roles[data.role[r]] || "no role"
+        : order === "sm" ? (r) => (data.sm[r] ? "SM " + (data.sm[r] - 1) : "SM unknown") : () => "";
+      for (let i = 0; i < rows.length; i++) {
+        const label = name(rows[i]), last = this.groups[this.groups.length - 1];
+        if (!last || last.label !== label) this.groups.push({ label, from: i, to: i + 1 });
+        else last.to = i + 1;
+      }
+      this.rows = rows;
+      this.selection = null;
+      const wanted = AXIS + this.heads() + rows.length * 26;
+      this.canvas.style.height = Math.max(120, Math.min(520, wanted)) + "px";
+      this.extent = this.filter.value.trim() ? this.extentOf(rows) : [0, this.span];
+      [this.t0, this.t1] = this.extent;
+      this.fitRows();
+      this.draw();
+    }
+
+    // First to last thing that the rows recorded, with a margin.
+    extentOf(rows) {
+      const { data } = this;
+      let low = Infinity, high = -Infinity;
+      for (const r of rows) {
+        for (let m = data.first[r]; m < data.first[r + 1]; m++) {
+          low = Math.min(low, data.start[m]);
+          high = Math.max(high, data.start[m] + data.length[m]);
+        }
+      }
+      if (high < low) return [0, this.span];
+      const margin = Math.max(2, (high - low) * 0.02);
+      return [Math.max(0, low - margin), Math.min(this.span, high + margin)];
+    }
+
+    predicate(text) {
+      const tests = [], words = text.trim().split(/\s+/).filter(Boolean), { data, meta } = this;
+      const columns = { block: (r) => data.block[r], warp: (r) => data.warp[r], sm: (r) => data.sm[r] - 1,
+        tid: (r) => this.tid(r), thread: (r) => this.tid(r) };
+      for (let i = 0; i < words.length; i += 2) {
+        const word = words[i].toLowerCase().replace(/s$/, "");
+        if (word === "role") {
+          const wanted = (words[i + 1] || "").toLowerCase();
+          tests.push((r) => (meta.roles[data.role[r]] || "").toLowerCase().includes(wanted));
+          continue;
+        }
+        const list = columns[word] && words[i + 1] ? parseRanges(words[i + 1]) : null;
+        if (!list) return null;
+        tests.push((r) => list.some(([a, b]) => columns[word](r) >= a && columns[word](r) <= b));
+      }
+      return (r) => tests.every((test) => test(r));
+    }
+
+    tid(r) {
+      const { data, meta } = this, lane = data.lane[r] - 1;
+      return data.block[r] * meta.block_size + data.warp[r] * 32 + Math.max(0, lane);
+    }
+
+    name(r) {
+      const { data } = this, base = "b" + data.block[r] + " w" + data.warp[r];
+      return data.lane[r] ? base + " t" + (data.warp[r] * 32 + data.lane[r] - 1) : base;
+    }
+
+    heads() {
+      return this.groups.some((g) => g.label) ? this.groups.length * HEAD : 0;
+    }
+
+    fitRows() {
+      const room = this.height() - AXIS - this.heads();
+      const low = this.heads() > 200 ? 6 : 0.05;
+      this.rowHeight = Math.max(low, Math.min(26, room / Math.max(1, this.rows.length)));
+      this.top = 0;
+    }
+
+    width() { return this.canvas.clientWidth; }
+    height() { return this.canvas.clientHeight; }
+    total() { return this.heads() + this.rows.length * this.rowHeight; }
+    x(t) { return GUTTER + (t - this.t0) / (this.t1 - this.t0) * (this.width() - GUTTER); }
+    time(x) { return this.t0 + (x - GUTTER) / (this.width() - GUTTER) * (this.t1 - this.t0); }
+
+    // Top of display row i, and the display row at y (-1 for none).
+    y(i, group) {
+      const heads = this.heads() ? (group + 1) * HEAD : 0;
+      return AXIS + heads + i * this.rowHeight - this.top;
+    }
+    rowAt(y) {
+      for (let g = 0; g < this.groups.length; g++) {
+        const { from, to } = this.groups[g];
+        if (y < this.y(from, g)) return -1;
+        if (y < this.y(to, g)) return Math.min(to - 1, from + Math.floor((y - this.y(from, g)) / this.rowHeight));
+      }
+      return -1;
+    }
+    groupOf(i) {
+      return this.groups.findIndex((g) => i < g.to);
+    }
+
+    draw() {
+      if (this.queued || this.root.hidden || !this.rows) return;
+      this.queued = true;
+      requestAnimationFrame(() => { this.queued = false; this.paint(); });
+    }
+
+    prepare(canvas) {
+      const ratio = window.devicePixelRatio || 1, w = canvas.clientWidth, h = canvas.clientHeight;
+      if (canvas.width !== Math.round(w * ratio) || canvas.height !== Math.round(h * ratio)) {
+        canvas.width = Math.round(w * ratio);
+        canvas.height = Math.round(h * ratio);
+      }
+      const context = canvas.getContext("2d");
+      context.setTransform(ratio, 0, 0, ratio, 0, 0);
+      context.font = '11.5px system-ui, -apple-system, "Segoe UI", Roboto, Arial, "DejaVu Sans", sans-serif';
+      context.textBaseline = "middle";
+      return context;
+    }
+
+    paint() {
+      const c = this.prepare(this.canvas), w = this.width(), h = this.height();
+      this.top = Math.max(0, Math.min(this.top, this.total() - (h - AXIS)));
+      c.fillStyle = colours.card;
+      c.fillRect(0, 0, w, h);
+      this.paintGrid(c, w, h);
+      c.save();
+      c.beginPath();
+      c.rect(0, AXIS, w, h - AXIS);
+      c.clip();
+      for (let g = 0; g < this.groups.length; g++) this.paintGroup(c, g, w, h);
+      c.restore();
+      this.paintSelection(c, w, h);
+      this.paintOverview();
+      this.describe();
+    }
+
+    paintGrid(c, w, h) {
+      const step = tickStep(this.t1 - this.t0, Math.max(2, (w - GUTTER) / 110));
+      c.fillStyle = colours.soft;
+      c.strokeStyle = colours.grid;
+      c.textAlign = "center";
+      c.beginPath();
+      for (let t = Math.ceil(this.t0 / step) * step; t <= this.t1; t += step) {
+        const x = Math.round(this.x(t)) + 0.5;
+        c.moveTo(x, AXIS - 4);
+        c.lineTo(x, h);
+        if (x < w - 26) c.fillText(duration(Math.round(t * 1000) / 1000, this.meta.unit), Math.max(x, GUTTER + 8), 10);
+      }
+      c.stroke();
+      c.strokeStyle = colours.line;
+      c.beginPath();
+      c.moveTo(GUTTER - 0.5, AXIS);
+      c.lineTo(GUTTER - 0.5, h);
+      c.stroke();
+    }
+
+    paintGroup(c, g, w, h) {
+      const group = this.groups[g], height = this.rowHeight, headed = this.heads() > 0;
+      const y0 = this.y(group.from, g), y1 = this.y(group.to, g);
+      if (y1 < AXIS || y0 - HEAD > h) return;
+      if (headed) {
+        c.fillStyle = colours.band;
+        c.fillRect(0, y0 - HEAD, w, HEAD);
+        c.fillStyle = colours.text;
+        c.textAlign = "left";
+        c.font = "600 " + c.font.replace(/^600 /, "");
+        c.fillText(group.label + "  (" + (group.to - group.from) + ")", 6, y0 - HEAD / 2);
+        c.font = c.font.replace(/^600 /, "");
+      }
+      const from = Math.max(group.from, group.from + Math.floor((AXIS - y0) / height));
+      const to = Math.min(group.to, group.from + Math.ceil((h - y0) / height));
+      if (height >= 1.5) this.paintRows(c, g, from, to, w);
+      else this.paintDense(c, g, from, to, w, Math.max(AXIS, y0), Math.min(h, y1));
+      const every = Math.max(1, Math.ceil(13 / height));
+      c.fillStyle = colours.soft;
+      c.textAlign = "right";
+      for (let i = from; i < to; i++) {
+        if ((i - group.from) % every) continue;
+        c.fillText(this.name(this.rows[i]), GUTTER - 8, this.y(i, g) + (height > 26 ? 13 : height) / 2);
+      }
+    }
+
+    // First mark of a row that may reach into the window.
+    firstMark(r) {
+      const { data } = this, limit = this.t0 - data.longest[r];
+      let low = data.first[r], high = data.first[r + 1];
+      while (low < high) {
+        const middle = (low + high) >> 1;
+        if (data.start[middle] < limit) low = middle + 1;
+        else high = middle;
+      }
+      return low;
+    }
+
+    paintRows(c, g, from, to, w) {
+      const { data, meta } = this, height = this.rowHeight, pad = height >= 6 ? 1 : 0;
+      const scale = (w - GUTTER) / (this.t1 - this.t0), seen = meta.scopes.length > 1;
+      for (let i = from; i < to; i++) {
+        const r = this.rows[i], y = this.y(i, g);
+        const lastX = new Float64Array(meta.scopes.length).fill(-1);
+        for (let m = this.firstMark(r); m < data.first[r + 1] && data.start[m] <= this.t1; m++) {
+          const scope = data.scope[m];
+          if (!this.shown[scope]) continue;
+          const a = Math.max(GUTTER, GUTTER + (data.start[m] - this.t0) * scale);
+          const b = GUTTER + (data.start[m] + data.length[m] - this.t0) * scale;
+          if (b < GUTTER) continue;
+          const wide = Math.max(meta.scopes[scope].mark ? 2 : 1, Math.min(w, b) - a);
+          if (a + wide <= lastX[scope]) continue;
+          lastX[scope] = a + wide;
+          const inset = height >= 10 ? Math.min(data.depth[m] * 3, height / 2 - 2) : 0;
+          c.fillStyle = colours.ink[ink(scope)];
+          // A hair of the row's ground between neighbours keeps back-to-back intervals apart.
+          const body = wide > 4 ? wide - 1 : wide;
+          c.fillRect(a, y + pad + inset, body, Math.max(1, height - 2 * pad - inset));
+          if (seen && height >= 15 && wide > 36) this.label(c, scope, a, y + inset, wide, height - inset);
+        }
+      }
+    }
+
+    label(c, scope, x, y, wide, height) {
+      const room = Math.floor((wide - 9) / 6.2), text = this.meta.scopes[scope].label;
+      if (room < Math.min(4, text.length)) return;
+      const [red, green, blue] = rgb(colours.ink[ink(scope)]);
+      c.fillStyle = 0.299 * red + 0.587 * green + 0.114 * blue > 130 ? "#10151b" : "#ffffff";
+      c.textAlign = "left";
+      c.fillText(text.length > room ? text.slice(0, room - 1) + "…" : text, x + 5, y + height / 2 + 0.5);
+    }
+
+    // Many rows per pixel: every pixel shows the mean of what its rows do there.
+    paintDense(c, g, from, to, w, y0, y1) {
+      const { data } = this, ratio = window.devicePixelRatio || 1;
+      const wide = Math.max(1, Math.floor((w - GUTTER) * ratio)), high = Math.max(1, Math.ceil((y1 - y0) * ratio));
+      const hit = new Uint32Array(wide * high), red = new Float32Array(wide * high);
+      const green = new Float32Array(wide * high), blue = new Float32Array(wide * high);
+      const rowsIn = new Uint32Array(high), inks = colours.ink.map(rgb), ground = rgb(colours.card);
+      const scale = wide / (this.t1 - this.t0);
+      for (let i = from; i < to; i++) {
+        const r = this.rows[i], top = (this.y(i, g) - y0) * ratio;
+        const first = Math.max(0, Math.floor(top));
+        const last = Math.max(first, Math.min(high - 1, Math.ceil(top + this.rowHeight * ratio) - 1));
+        if (first >= high) continue;
+        for (let y = first; y <= last; y++) rowsIn[y]++;
+        for (let m = this.firstMark(r); m < data.first[r + 1] && data.start[m] <= this.t1; m++) {
+          const scope = data.scope[m];
+          if (!this.shown[scope]) continue;
+          const a = Math.max(0, Math.floor((data.start[m] - this.t0) * scale));
+          const b = Math.min(wide - 1, Math.floor((data.start[m] + data.length[m] - this.t0) * scale));
+          const [cr, cg, cb] = inks[ink(scope)];
+          for (let y = first; y <= last; y++) {
+            for (let p = y * wide + a, end = y * wide + b; p <= end; p++) {
+              hit[p]++;
+              red[p] += cr;
+              green[p] += cg;
+              blue[p] += cb;
+            }
+          }
+        }
+      }
+      const image = new ImageData(wide, high), out = image.data;
+      for (let y = 0, p = 0; y < high; y++) {
+        for (let x = 0; x < wide; x++, p++) {
+          const n = hit[p], share = rowsIn[y] ? Math.min(1, n / rowsIn[y]) : 0, o = p * 4;
+          out[o] = n ? ground[0] + (red[p] / n - ground[0]) * share : ground[0];
+          out[o + 1] = n ? ground[1] + (green[p] / n - ground[1]) * share : ground[1];
+          out[o + 2] = n ? ground[2] + (blue[p] / n - ground[2]) * share : ground[2];
+          out[o + 3] = 255;
+        }
+      }
+      const layer = document.createElement("canvas");
+      layer.width = wide;
+      layer.height = high;
+      layer.getContext("2d").putImageData(image, 0, 0);
+      c.drawImage(layer, GUTTER, y0, wide / ratio, high / ratio);
+    }
+
+    paintSelection(c, w, h) {
+      const s = this.selection;
+      if (s) {
+        const a = Math.max(GUTTER, this.x(s.t0)), b = Math.min(w, this.x(s.t1));
+        let y0 = AXIS, y1 = h;
+        if (s.rows) {
+          y0 = this.y(s.rows[0], this.groupOf(s.rows[0]));
+          y1 = this.y(s.rows[1], this.groupOf(s.rows[1])) + this.rowHeight;
+        }
+        c.fillStyle = colours.sel;
+        c.fillRect(a, Math.max(AXIS, y0), b - a, Math.min(h, y1) - Math.max(AXIS, y0));
+        c.strokeStyle = colours.accent;
+        c.strokeRect(a + 0.5, Math.max(AXIS, y0) + 0.5, b - a - 1, Math.min(h, y1) - Math.max(AXIS, y0) - 1);
+      }
+      if (this.hover && this.hover.x > GUTTER) {
+        c.strokeStyle = colours.soft;
+        c.setLineDash([3, 3]);
+        c.beginPath();
+        c.moveTo(this.hover.x + 0.5, AXIS);
+        c.lineTo(this.hover.x + 0.5, h);
+        c.stroke();
+        c.setLineDash([]);
+      }
+    }
+
+    paintOverview() {
+      const c = this.prepare(this.over), w = this.over.clientWidth, h = this.over.clientHeight, { bins, peak } =
+        this.meta.concurrency;
+      c.fillStyle = colours.band;
+      c.fillRect(0, 0, w, h);
+      const room = w - GUTTER, step = room / bins.length;
+      c.fillStyle = colours.ink[INKS];
+      bins.forEach((n, i) => {
+        const tall = peak ? n / peak * (h - 6) : 0;
+        c.fillRect(GUTTER + i * step, h - tall, Math.ceil(step), tall);
+      });
+      c.fillStyle = colours.soft;
+      c.textAlign = "right";
+      c.fillText(peak ? "in regions, peak " + peak : "whole launch", GUTTER - 8, h / 2);
+      const a = GUTTER + this.t0 / this.span * room, b = GUTTER + this.t1 / this.span * room;
+      c.fillStyle = colours.sel;
+      c.fillRect(a, 0, Math.max(2, b - a), h);
+      c.strokeStyle = colours.accent;
+      c.strokeRect(a + 0.5, 0.5, Math.max(2, b - a) - 1, h - 1);
+    }
+
+    describe() {
+      const s = this.selection, unit = this.meta.unit, total = this.data.rows;
+      const rows = this.rows.length === total ? `${total} rows` : `${this.rows.length} of ${total} rows`;
+      let text = `${rows} · ${duration(Math.round(this.t0), unit)} to ${duration(Math.round(this.t1), unit)}`;
+      if (s) {
+        text += ` · selected ${duration(Math.round(s.t1 - s.t0), unit)}`;
+        if (s.rows) text += ` × ${s.rows[1] - s.rows[0] + 1} rows`;
+      }
+      $(this.root, ".state").textContent = text;
+      for (const name of [".fit", ".copy", ".command"]) $(this.root, name).hidden = !s;
+    }
+
+    // ---- gestures ----
+    gestures() {
+      const canvas = this.canvas;
+      let press = null;
+      const place = (event) => {
+        const box = canvas.getBoundingClientRect();
+        return { x: event.clientX - box.left, y: event.clientY - box.top };
+      };
+      canvas.addEventListener("wheel", (event) => {
+        event.preventDefault();
+        const at = place(event), amount = event.deltaY || event.deltaX;
+        if (event.ctrlKey || event.metaKey) this.zoom(Math.exp(amount * 0.0022), this.time(at.x));
+        else if (event.altKey) this.zoomRows(Math.exp(-amount * 0.0022), at.y);
+        else if (event.shiftKey || Math.abs(event.deltaX) > Math.abs(event.deltaY)) {
+          this.pan(amount / (this.width() - GUTTER));
+        } else { this.top += event.deltaY; this.draw(); }
+      }, { passive: false });
+      canvas.addEventListener("pointerdown", (event) => {
+        if (event.button) return;
+        press = place(event);
+        canvas.setPointerCapture(event.pointerId);
+      });
+      canvas.addEventListener("pointermove", (event) => {
+        const at = place(event);
+        this.hover = at;
+        if (press && Math.abs(at.x - press.x) + Math.abs(at.y - press.y) > 4) {
+          this.tip.hidden = true;
+          this.select(press, at);
+        } else if (!press) this.point(at);
+        this.draw();
+      });
+      canvas.addEventListener("pointerup", (event) => {
+        const at = place(event);
+        if (press && Math.abs(at.x - press.x) + Math.abs(at.y - press.y) <= 4) { this.selection = null; this.draw(); }
+        press = null;
+      });
+      canvas.addEventListener("pointerleave", () => {
+        this.hover = null;
+        this.tip.hidden = true;
+        this.light(null);
+        this.draw();
+      });
+      canvas.addEventListener("dblclick", () => this.reset());
+      canvas.addEventListener("keydown", (event) => this.key(event));
+      const jump = (event) => {
+        if (!(event.buttons & 1) && event.type !== "click") return;
+        const box = this.over.getBoundingClientRect(), half = (this.t1 - this.t0) / 2;
+        const t = (event.clientX - box.left - GUTTER) / (box.width - GUTTER) * this.span;
+        this.window(t - half, t + half);
+      };
+      this.over.addEventListener("click", jump);
+      this.over.addEventListener("pointermove", jump);
+    }
+
+    key(event) {
+      const actions = { "+": () => this.zoom(0.5), "=": () => this.zoom(0.5), "-": () => this.zoom(2),
+        "0": () => this.reset(), ArrowLeft: () => this.pan(-0.15), ArrowRight: () => this.pan(0.15),
+        ArrowUp: () => { this.top -= 60; }, ArrowDown: () => { this.top += 60; },
+        PageUp: () => { this.top -= this.height() - 60; }, PageDown: () => { this.top += this.height() - 60; },
+        z: () => this.zoomToSelection(), Escape: () => { this.selection = null; } };
+      const action = actions[event.key];
+      if (!action || event.ctrlKey || event.metaKey) return;
+      event.preventDefault();
+      action();
+      this.draw();
+    }
+
+    window(a, b) {
+      const span = Math.min(this.span, Math.max(b - a, Math.min(this.span, 4)));
+      const start = Math.max(0, Math.min(a, this.span - span));
+      this.t0 = start;
+      this.t1 = start + span;
+      this.draw();
+    }
+    zoom(factor, at = (this.t0 + this.t1) / 2) {
+      this.window(at - (at - this.t0) * factor, at + (this.t1 - at) * factor);
+    }
+    pan(share) {
+      const move = (this.t1 - this.t0) * share;
+      this.window(this.t0 + move, this.t1 + move);
+    }
+    zoomRows(factor, y) {
+      const before = this.rowHeight;
+      this.rowHeight = Math.max(0.02, Math.min(60, before * factor));
+      this.top = (this.top + y - AXIS) * (this.rowHeight / before) - (y - AXIS);
+      this.draw();
+    }
+    reset() {
+      [this.t0, this.t1] = this.extent;
+      this.selection = null;
+      this.fitRows();
+      this.draw();
+    }
+    zoomToSelection() {
+      if (!this.selection) return;
+      const { t0, t1 } = this.selection;
+      this.selection = null;
+      this.window(t0, t1);
+    }
+
+    select(from, to) {
+      const a = this.time(Math.max(GUTTER, Math.min(from.x, to.x))), b = this.time(Math.max(from.x, to.x));
+      const clamp = (t) => Math.max(0, Math.min(this.span, t));
+      this.selection = { t0: Math.round(clamp(a)), t1: Math.round(clamp(b)), rows: null };
+      const first = this.rowAt(Math.min(from.y, to.y)), last = this.rowAt(Math.max(from.y, to.y));
+      if (first >= 0 && last > first && Math.abs(to.y - from.y) > 10) this.selection.rows = [first, last];
+    }
+
+    token() {
+      const { meta, data } = this, s = this.selection;
+      const parts = [`gwtrace/1 kernel=${meta.tag} t=${s.t0}:${s.t1}${meta.unit}`];
+      const chosen = s.rows ? this.rows.slice(s.rows[0], s.rows[1] + 1)
+        : this.rows.length < data.rows ? this.rows : null;
+      if (chosen) {
+        const warps = meta.granularity === "warp";
+        parts.push(`lane=${warps ? "warp" : "thread"}:` + ranges(chosen.map((r) =>
+          (warps ? data.block[r] * meta.warps_per_block + data.warp[r] : this.tid(r)))));
+      }
+      const shown = meta.scopes.filter((x, i) => this.shown[i] && !x.mark).map((x) => encodeURIComponent(x.label));
+      if (shown.length && shown.length < meta.scopes.filter((x) => !x.mark).length) {
+        parts.push("scopes=" + shown.join(","));
+      }
+      return parts.join(" ");
+    }
+
+    copy(text) {
+      const done = () => { $(this.root, ".state").textContent = "Copied: " + text; };
+      const byHand = () => {
+        const area = element("textarea");
+        area.value = text;
+        document.body.append(area);
+        area.select();
+        document.execCommand("copy");
+        area.remove();
+        done();
+      };
+      if (navigator.clipboard && window.isSecureContext) navigator.clipboard.writeText(text).then(done, byHand);
+      else byHand();
+    }
+
+    // ---- what is under the pointer ----
+    point(at) {
+      const i = at.x > GUTTER ? this.rowAt(at.y) : -1;
+      if (i < 0) { this.tip.hidden = true; this.light(null); return; }
+      const { data, meta } = this, r = this.rows[i], t = this.time(at.x);
+      const slack = 3 * (this.t1 - this.t0) / (this.width() - GUTTER);
+      let best = -1;
+      for (let m = this.firstMark(r); m < data.first[r + 1] && data.start[m] <= t + slack; m++) {
+        const end = data.start[m] + data.length[m], reach = data.length[m] < slack ? slack : 0;
+        if (this.shown[data.scope[m]] && data.start[m] - reach <= t && t <= end + reach) {
+          if (best < 0 || data.depth[m] >= data.depth[best]) best = m;
+        }
+      }
+      const tip = this.tip, unit = meta.unit;
+      tip.replaceChildren();
+      const role = meta.roles[data.role[r]], sm = data.sm[r] ? " · SM " + (data.sm[r] - 1) : "";
+      const where = this.name(r) + (role ? " · " + role : "") + sm;
+      if (best >= 0) {
+        const scope = meta.scopes[data.scope[best]];
+        tip.append(element("strong", scope.mark ? scope.label : scope.label + "  " + duration(data.length[best], unit)));
+        tip.append(element("div", where));
+        tip.append(element("div", `at ${duration(data.start[best], unit)}` +
+          (scope.mark ? "" : ` to ${duration(data.start[best] + data.length[best], unit)}`)));
+        this.light(scope.sites);
+        const names = scope.mark ? [""] : ["from", "to"];
+        names.forEach((name, k) => this.site(tip, name, scope.sites[k], best, k));
+      } else {
+        tip.append(element("strong", where), element("div", `nothing recorded at ${duration(Math.round(t), unit)}`));
+        this.light(null);
+      }
+      if (data.dropped[r]) tip.append(element("div", data.dropped[r] + " records of this row were dropped"));
+      tip.hidden = false;
+      const room = this.canvas.clientWidth, left = at.x + 16 + tip.offsetWidth > room ? at.x - 16 - tip.offsetWidth : at.x + 16;
+      tip.style.left = Math.max(0, left) + "px";
+      tip.style.top = this.canvas.offsetTop + at.y + 14 + "px";
+    }
+
+    site(tip, name, number, mark, side) {
+      const { meta, data } = this, known = meta.sites[number] || ["", ""];
+      const line = element("span");
+      line.className = "code";
+      let text = (name ? name + " " : "") + "site " + number;
+      if (known[0]) text += "  " + known[0].split("/").pop();
+      if (known[1]) text += "\n" + known[1];
+      if (meta.values) {
+        const key = side ? "out" : "in";
+        const value = (BigInt(data[key + "_high"][mark]) << 32n) | BigInt(data[key + "_low"][mark]);
+        text += `\nvalue ${value} = 0x${value.toString(16)}`;
+      }
+      line.textContent = text;
+      tip.append(line);
+    }
+
+    light(sites) {
+      for (const row of this.root.querySelectorAll("tr[data-site]")) {
+        row.classList.toggle("lit", sites !== null && sites.includes(+row.dataset.site));
+      }
+    }
+  }
+
+  function element(tag, text) {
+    const node = document.createElement(tag);
+    if (text !== undefined) node.textContent = text;
+    return node;
+  }
+  const cache = {};
+  function rgb(colour) {
+    if (!cache[colour]) {
+      const context = document.createElement("canvas").getContext("2d");
+      context.fillStyle = colour;
+      const hex = context.fillStyle;
+      cache[colour] = [1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16));
+    }
+    return cache[colour];
+  }
+
+  // ---- start ----------------------------------------------------------------------------------------------------
+  setTheme(dark.matches ? "dark" : "light");
+  async function open(root) {
+    if (root.dataset.open || !$(root, ".time")) return;
+    root.dataset.open = "1";
+    const state = $(root, ".state");
+    if (typeof DecompressionStream === "undefined") {
+      state.textContent = "This browser is too old to draw the timeline; the tables below are complete.";
+      return;
+    }
+    const meta = JSON.parse($(root, ".meta").textContent);
+    const data = await unpack(meta, $(root, ".blob").textContent);
+    views.push(new Timeline(root, meta, data));
+    root.dataset.ready = "1";
+  }
+  for (const pill of document.querySelectorAll(".pills button")) {
+    pill.addEventListener("click", () => {
+      for (const other of pill.parentElement.children) {
+        const chosen = other === pill, run = document.getElementById("run-" + other.dataset.run);
+        other.setAttribute("aria-selected", String(chosen));
+        run.hidden = !chosen;
+        if (chosen) open(run);
+      }
+      for (const view of views) view.draw();
+    });
+  }
+  for (const root of document.querySelectorAll(".run:not([hidden])")) open(root);
+})();
