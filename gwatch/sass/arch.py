@@ -1,7 +1,7 @@
 """Facts per architecture, the only place that knows an SM number by its value.
 
-Sources: the compute-capability tables of the CUDA C++ programming guide (warps, CTAs, registers and shared memory
-per SM), compiler output for the rest (constant-bank layout, register files).
+Sources: the compute-capability tables of the CUDA C++ programming guide (warps, CTAs, registers and shared
+memory per SM), compiler output for the rest (constant-bank layout, register files).
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ class Arch:
     """One architecture.
 
     ``name`` is ptxas' spelling (``sm_90a``), ``number`` the SM number (90), ``suffix`` "", "a" or "f".
-    ``table`` names the ISA table. ``nvdisasm`` is nvdisasm's ``-b`` spelling. Sizes: registers and threads per SM;
-    shared memory in bytes. ``uniform_zero`` is the index of URZ. ``descriptor_offset`` is where the global-memory
-    descriptor lives in constant bank 0 (None: the architecture has none). ``has_elect``: the ELECT instruction
-    exists.
+    ``table`` names the ISA table. ``nvdisasm`` is nvdisasm's ``-b`` spelling. Sizes: registers and threads
+    per SM; shared memory in bytes. ``uniform_zero`` is the index of URZ. ``descriptor_offset`` is where the
+    global-memory descriptor lives in constant bank 0 (None: the architecture has none). ``has_elect``: the
+    ELECT instruction exists.
     """
 
     name: str
@@ -38,6 +38,7 @@ class Arch:
     uniform_zero: int
     descriptor_offset: int | None
     has_elect: bool
+    launch_dims_offset: int | None = None
     registers_per_sm: int = 65536
     subpartitions: int = 4
     register_zero: int = 255
@@ -69,6 +70,8 @@ _FACTS: dict[int, tuple[tuple[str, ...], int, int, int, int, int, int, int | Non
     120: (("", "a", "f"), 48, 24, 100, 99, 1, 255, 0x358, True),
     121: (("", "a", "f"), 48, 24, 100, 99, 1, 255, 0x358, True),
 }
+# From compiler output: LDC c[0x0][0x0] .. [0x8] for blockDim, [0xc] .. [0x14] for gridDim.
+_LAUNCH_DIMS = {90: 0x0}
 _TABLES = {(90, ""): "sm_90", (90, "a"): "sm_90"}
 
 
@@ -79,7 +82,8 @@ def _build() -> dict[str, Arch]:
             name = f"sm_{number}{suffix}"
             arches[name] = Arch(
                 name, number, suffix, _TABLES.get((number, suffix), name), f"SM{number}{suffix}", warps, ctas,
-                per_sm * _KIB, per_cta * _KIB, reserved * _KIB, zero, descriptor, elect)
+                per_sm * _KIB, per_cta * _KIB, reserved * _KIB, zero, descriptor, elect,
+                _LAUNCH_DIMS.get(number))
     return arches
 
 
@@ -114,7 +118,8 @@ def occupancy(arch: Arch | str, registers: int, threads_per_cta: int, shared_byt
     """CTAs resident per SM (0: the CTA does not fit).
 
     ``registers`` per thread, ``threads_per_cta`` 1..1024, ``shared_bytes`` static + dynamic per CTA with the
-    largest shared-memory carve-out. Registers are allocated per warp in steps of 256 within a quarter of the SM.
+    largest shared-memory carve-out. Registers are allocated per warp in steps of 256 within a quarter of the
+    SM.
     """
     facts = arch_of(arch)
     if not 1 <= threads_per_cta <= 1024 or registers > facts.max_registers or registers < 0:
