@@ -106,8 +106,9 @@ def _verdict(verdict: Mapping[str, Any]) -> str:
     reasons = "".join(f"<li>{escape(str(r))}</li>" for r in verdict["reasons"])
     chips = "".join(f"<span>{escape(part)}</span>" for part in rest)
     state = word if word in ICONS else "unknown"
-    return (f'<div class="verdict {state}" role="status"><div class="line"><b>{ICONS[state]} {escape(head)}</b>'
-            f"{chips}</div>" + (f"<ul>{reasons}</ul>" if reasons else "") + "</div>\n")
+    lead = f"<b>{ICONS[state]} {escape(head)}</b>"
+    return (f'<div class="verdict {state}" role="status"><div class="line">{lead}{chips}</div>'
+            + (f"<ul>{reasons}</ul>" if reasons else "") + "</div>\n")
 
 
 def _facts(run: Run, a: Mapping[str, Any]) -> str:

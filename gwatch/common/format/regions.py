@@ -242,6 +242,10 @@ def _depths(row: I64, start: I64, end: I64) -> I32:
         times, rank = np.unique(np.concatenate([start, end]), return_inverse=True)
         rank = rank.reshape(-1).astype(np.int64)
         scale, a, b = len(times), rank[:n], rank[n:]
-    ended = np.searchsorted(np.sort(row * scale + b), row * scale + a, side="right")
-    depth: I32 = np.maximum(np.arange(n) - ended, 0).astype(np.int32)
+    key = row * scale + a
+    ended = np.searchsorted(np.sort(row * scale + b), key, side="right")
+    # Intervals of no length that begin here, this one and later ones, have "ended" too but came no earlier.
+    instant = np.r_[0, np.cumsum(a == b)]
+    ended -= instant[np.searchsorted(key, key, side="right")] - instant[:-1]
+    depth: I32 = (np.arange(n) - ended).astype(np.int32)
     return depth

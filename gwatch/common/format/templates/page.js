@@ -237,7 +237,7 @@
 
     fitRows() {
       const room = this.height() - AXIS - this.heads();
-      const low = this.heads() > 200 ? 6 : 0.05;
+      const low = this.heads() > 200 ? 6 : 0.005;
       this.rowHeight = Math.max(low, Math.min(26, room / Math.max(1, this.rows.length)));
       this.top = 0;
     }
@@ -343,7 +343,7 @@
       c.textAlign = "right";
       for (let i = from; i < to; i++) {
         if ((i - group.from) % every) continue;
-        c.fillText(this.name(this.rows[i]), GUTTER - 8, this.y(i, g) + (height > 26 ? 13 : height) / 2);
+        c.fillText(this.name(this.rows[i]), GUTTER - 8, this.y(i, g) + Math.min(26, Math.max(13, height)) / 2);
       }
     }
 
@@ -581,7 +581,7 @@
     }
     zoomRows(factor, y) {
       const before = this.rowHeight;
-      this.rowHeight = Math.max(0.02, Math.min(60, before * factor));
+      this.rowHeight = Math.max(0.005, Math.min(60, before * factor));
       this.top = (this.top + y - AXIS) * (this.rowHeight / before) - (y - AXIS);
       this.draw();
     }
