@@ -204,6 +204,42 @@ class Cubin:
             hint = f"the {len(names)} kernels are: {_listed(names, 5)}"
         return KernelError("kernel-not-found", f"no kernel of {self._source} {wanted}", hint)
 
+    # editing ------------------------------------------------------------------------------------------------
+
+    def _edit(self, kernel: str | KernelDef, inserted: dict[int, list[int]], deleted: frozenset[int]) -> None:
+        from gwatch.cuda.binary.edit import edit_instructions
+
+        found = self.get_kerneldef_by_name(kernel if isinstance(kernel, str) else kernel.name)
+        image, source = edit_instructions(self.data, found, inserted, deleted), self._source
+        self._reset(source, image)
+        self.parse()
+
+    def insert_instruction(
+        self, kernel: str | KernelDef, pc: int, instruction: int | bytes | str, insert_before: bool = True
+    ) -> None:
+        """Insert one instruction; everything that holds a code address moves along.
+
+        ``pc`` is an instruction *index*; ``instruction`` a 128-bit word, 16 bytes, or SASS text (encoded with
+        the default control word). ``insert_before=False`` puts it behind instruction ``pc``. Kernel objects
+        got before the call keep describing the old image. Raises by name what can't be moved
+        (UnsupportedError).
+        """
+        from gwatch.cuda.binary.edit import word_of
+
+        found = self.get_kerneldef_by_name(kernel if isinstance(kernel, str) else kernel.name)
+        index = pc if insert_before else pc + 1
+        found.check_index(pc)
+        self._edit(found, {index: [word_of(found, instruction, index)]}, frozenset())
+
+    def delete_instruction(self, kernel: str | KernelDef, pc: int) -> None:
+        """Delete the instruction at *index* ``pc``; a branch to it reaches the next one.
+
+        Raises UnsupportedError [deleted-instruction] where an attribute or relocation names it.
+        """
+        found = self.get_kerneldef_by_name(kernel if isinstance(kernel, str) else kernel.name)
+        found.check_index(pc)
+        self._edit(found, {}, frozenset({pc}))
+
     # writing ------------------------------------------------------------------------------------------------
 
     def clone(self) -> Cubin:

@@ -116,11 +116,9 @@ class DebugMover:
         data = bytearray(content)
         for fde in read_fdes(content, section.name):
             start = starts.get(fde.start_at)
-            if start is None:
-                raise UnsupportedError(
-                    "debug-frame", f"{section.name}: an entry at {fde.start_at:#x} has no relocation"
-                )
-            if self.code.owns(start):
+            # Entries of functions that the linker dropped stay behind without a relocation: they describe no
+            # code.
+            if start is not None and self.code.owns(start):
                 begin = self.elf.symbols[start[0]].value + start[1]
                 end = begin + fde.length
 

@@ -1,8 +1,8 @@
 """ELF64 containers as CUDA uses them: a strict, bounded reader.
 
-An :class:`Elf` checks everything it will later rely on (table bounds, section extents, overlaps, name and symbol
-indices), in time linear in the file, and allocates nothing in proportion to a number found in the file before
-that number was compared with the file's size. Every defect is a :class:`~gwatch.errors.CubinError`.
+An :class:`Elf` checks everything it will later rely on (table bounds, section extents, overlaps, name and
+symbol indices), in time linear in the file, and allocates nothing in proportion to a number found in the file
+before that number was compared with the file's size. Every defect is a :class:`~gwatch.errors.CubinError`.
 
 Layout facts: System V ABI (ELF64), ``EM_CUDA`` = 190. Read with :mod:`struct`, because a rewriter needs the
 exact byte position of each field; the tests compare every result with pyelftools'.
@@ -235,7 +235,7 @@ class Elf:
         if offset + size > len(self.data):
             raise CubinError(
                 "elf-bounds",
-                f"{self.what}: {label} at {offset:#x}+{size:#x} lies outside the file of {len(self.data):#x} bytes",
+                f"{self.what}: {label} at {offset:#x}+{size:#x} lies outside the file ({len(self.data):#x} bytes)",
                 "the file is truncated or damaged",
             )
 
@@ -280,7 +280,8 @@ class Elf:
                 raise CubinError(
                     "elf-align", f"{self.what}: section {section.name} has alignment {section.align}"
                 )
-            # Mercury sections share the bytes of the section they mirror: the same extent twice is one extent.
+            # Mercury sections share the bytes of the section they mirror: the same extent twice is one
+            # extent.
             if section.in_file and (section.offset, section.size) not in shared:
                 shared.add((section.offset, section.size))
                 extents.append((section.offset, section.size, f"section {section.name}"))

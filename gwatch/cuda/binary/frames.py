@@ -16,7 +16,8 @@ from gwatch.errors import CubinError, UnsupportedError
 _ADVANCE, _OFFSET, _RESTORE = 1, 2, 3
 _OPERANDS: dict[int, str] = {
     0x00: "", 0x05: "uu", 0x06: "u", 0x07: "u", 0x08: "u", 0x09: "uu", 0x0A: "", 0x0B: "", 0x0C: "uu",
-    0x0D: "u", 0x0E: "u", 0x0F: "b", 0x10: "ub", 0x11: "us", 0x12: "us", 0x13: "s", 0x14: "uu", 0x15: "us", 0x16: "ub",
+    0x0D: "u", 0x0E: "u", 0x0F: "b", 0x10: "ub", 0x11: "us", 0x12: "us", 0x13: "s", 0x14: "uu", 0x15: "us",
+    0x16: "ub",
 }  # fmt: skip
 """Operands of call-frame opcodes without a location: u ULEB, s SLEB, b block. Others (0x01 to 0x04) are
 handled apart."""
@@ -48,7 +49,7 @@ def _uleb(data: bytes | bytearray, at: int, end: int, where: str) -> tuple[int, 
 
 def read_fdes(data: bytes, where: str) -> list[Fde]:
     """All FDEs of a ``.debug_frame`` section. Raises CubinError [dwarf-frame] on damage."""
-    aligns: dict[int, int] = {}
+    code_align = 0
     fdes = []
     at = 0
     while at < len(data):
@@ -68,15 +69,17 @@ def read_fdes(data: bytes, where: str) -> list[Fde]:
                 raise CubinError(
                     "dwarf-frame", f"{where}: entry at {at:#x} has version {version.hex()} or an augmentation"
                 )
-            aligns[at], _ = _uleb(data, text + 1, end, where)
+            code_align, _ = _uleb(data, text + 1, end, where)
         else:
-            if cie not in aligns:
-                raise CubinError("dwarf-frame", f"{where}: entry at {at:#x} refers to no common entry")
+            # The reference to the common entry is wrong in ABI 7 files (off by 16 and more for each entry
+            # before); each frame entry follows its common entry directly.
+            if not code_align:
+                raise CubinError("dwarf-frame", f"{where}: entry at {at:#x} follows no common entry")
             start = body + size
             if start + 16 > end:
                 raise CubinError("dwarf-frame", f"{where}: entry at {at:#x} is too short")
             span = int.from_bytes(data[start + 8 : start + 16], "little")
-            fdes.append(Fde(start, span, aligns[cie], start + 16, end))
+            fdes.append(Fde(start, span, code_align, start + 16, end))
         at = end
     return fdes
 
@@ -101,10 +104,11 @@ def move_fde(data: bytearray, fde: Fde, start: int, target: Callable[[int], int]
             steps = code & 0x3F if primary == _ADVANCE else int.from_bytes(data[at : at + size], "little")
             old += steps * fde.code_align
             if old > start + fde.length:
-                # ptxas ends some programs with an advance of 2**32 - 16 bytes: no place in the code, so nothing moves.
+                # ptxas ends some programs with an advance of 2**32 - 16 bytes: no place in the code, so
+                # nothing moves.
                 return
             moved = target(old)
-            fresh, rest = divmod(moved - new, fde.code_align or 1)
+            fresh, rest = divmod(moved - new, fde.code_align)
             new = moved
             limit = 0x40 if primary == _ADVANCE else 1 << 8 * size
             if rest or not 0 <= fresh < limit or at + size > fde.end:

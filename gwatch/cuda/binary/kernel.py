@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from gwatch.cuda.binary import nvinfo
-from gwatch.cuda.binary.elf import STO_CUDA_ENTRY, STT_FUNC, Elf, Section, Symbol
+from gwatch.cuda.binary.elf import STO_CUDA_ENTRY, STT_FUNC, Elf, Relocation, Section, Symbol
 from gwatch.cuda.binary.instruction import INSTRUCTION_SIZE, Instruction
 from gwatch.cuda.binary.nvinfo import Attr, Attribute, Parameter
-from gwatch.errors import CubinError, KernelError
+from gwatch.errors import CubinError, SiteError
 from gwatch.sass import nvdisasm
 from gwatch.sass.arch import Arch
 
@@ -129,6 +129,29 @@ class KernelDef:
         ]  # fmt: skip
         return tuple(sorted(inside, key=lambda s: s.value))
 
+    @property
+    def entry_indices(self) -> tuple[int, ...]:
+        """Instruction indices where code is entered by name: the kernel's start and its inner functions.
+
+        Raises CubinError [code-offset] for a function symbol that names no instruction.
+        """
+        starts = {0}
+        for symbol in self.inner_functions:
+            index, rest = divmod(symbol.value, INSTRUCTION_SIZE)
+            if rest or index >= len(self.words):
+                raise CubinError(
+                    "code-offset",
+                    f"{self._elf.what}: function {symbol.name} starts at {symbol.value:#x} of {self.name}",
+                )
+            starts.add(index)
+        return tuple(sorted(starts))
+
+    @cached_property
+    def relocations(self) -> tuple[Relocation, ...]:
+        """All relocations of the kernel's code; ``offset`` is a byte offset into its section."""
+        tables = self._elf.relocation_sections(self.section_index)
+        return tuple(entry for table in tables for entry in self._elf.relocations(table))
+
     # control flow -------------------------------------------------------------------------------------------
 
     def parse_cfg(self) -> None:
@@ -137,7 +160,7 @@ class KernelDef:
             from gwatch.sass.cfg import build_cfg
             from gwatch.sass.isa import isa_for
 
-            self._cfg = build_cfg(self.words, isa_for(self.arch.name))
+            self._cfg = build_cfg(isa_for(self.arch), self.words, self.entry_indices)
 
     @property
     def cfg(self) -> Cfg | None:
@@ -262,14 +285,21 @@ class KernelDef:
 
     # helpers ------------------------------------------------------------------------------------------------
 
+    def check_index(self, index: int) -> None:
+        """Raise SiteError [site-range] unless ``index`` is one of the kernel's instructions."""
+        if not 0 <= index < len(self.words):
+            raise SiteError(
+                "site-range", f"{self.name}: index {index} is outside its {len(self.words)} instructions"
+            )
+
     def index_of(self, pc: int) -> int:
-        """Instruction index of a byte address. Raises KernelError [pc-unaligned] or [pc-range]."""
+        """Instruction index of a byte address. Raises SiteError [pc-unaligned] or [pc-range]."""
         if pc % INSTRUCTION_SIZE:
-            raise KernelError(
+            raise SiteError(
                 "pc-unaligned", f"{self.name}: address {pc:#x} is no multiple of {INSTRUCTION_SIZE}"
             )
         if not 0 <= pc < len(self.words) * INSTRUCTION_SIZE:
-            raise KernelError(
+            raise SiteError(
                 "pc-range", f"{self.name}: address {pc:#x} outside {len(self.words)} instructions"
             )
         return pc // INSTRUCTION_SIZE

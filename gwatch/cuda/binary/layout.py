@@ -240,7 +240,8 @@ class _Layout:
             if surplus < 0:
                 out += bytes(-surplus)
             elif surplus > 0:
-                # Bytes behind the last extent follow it directly; in between, later offsets keep their alignment.
+                # Bytes behind the last extent follow it directly; in between, later offsets keep their
+                # alignment.
                 grow = _round_up(surplus, self.step) if position + 1 < len(extents) else surplus
                 out += bytes(grow - surplus)
                 shift += grow

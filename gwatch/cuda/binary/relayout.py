@@ -16,7 +16,7 @@ from __future__ import annotations
 import numpy as np
 
 from gwatch.cuda.binary import nvinfo
-from gwatch.cuda.binary.codemap import CodeMap, Moved, TextEdit
+from gwatch.cuda.binary.codemap import TEXT_ALIGN, CodeMap, Moved, TextEdit
 from gwatch.cuda.binary.debugmove import LINE_SECTIONS, DebugMover
 from gwatch.cuda.binary.elf import (
     ET_EXEC,
@@ -35,7 +35,7 @@ from gwatch.cuda.binary.layout import Editor
 from gwatch.cuda.binary.nvinfo import Attr
 from gwatch.errors import CubinError, UnsupportedError
 
-__all__ = ["Moved", "TextEdit", "apply_edit"]
+__all__ = ["TEXT_ALIGN", "Moved", "TextEdit", "apply_edit"]
 
 MAX_REGISTERS = 255
 _EXIT_OPCODE = 0x94D
