@@ -3,9 +3,9 @@
 Rules this module keeps, because each has broken something: one subscription per process, taken only while
 needed and always given back (a live one crashes the interpreter at exit), and given back only after its
 callbacks are off and have drained (taking it away under a launching thread crashes too); launch callbacks are
-on only inside :meth:`Hooks.observe`; a callback never loads, allocates or waits; an exception in a callback is
-stored and raised again by the code that asked for the observation; the MODULE_LOADED resource callback copies
-bytes and returns.
+on only inside :meth:`Hooks.observe`; a callback never loads, allocates or waits; an exception in a
+callback is stored and raised again by the code that asked for the observation; the MODULE_LOADED resource
+callback copies bytes and returns.
 """
 
 from __future__ import annotations
@@ -85,7 +85,8 @@ class Hooks:
             if self._holders == 0 and self._cupti is not None and self._cupti.subscribed:
                 self._switch(frozenset(self._names), False)
                 self._cupti.enable(cupti.DOMAIN_RESOURCE, cupti.RESOURCE_MODULE_LOADED, False)
-                # Threads that passed CUPTI's check before the switch may still be on their way into the callback.
+                # Threads that passed CUPTI's check before the switch may still be on their way into the
+                # callback.
                 time.sleep(_DRAIN_SECONDS)
                 self._cupti.unsubscribe()
 

@@ -1,8 +1,9 @@
-"""CUPTI's callback interface through ctypes: find the library, ask it for callback ids, hold one subscription.
+"""CUPTI's callback interface through ctypes: find the library, ask it for callback ids, hold one
+subscription.
 
-Structure layouts are those of ``cupti_callbacks.h`` and ``generated_cuda_meta.h`` of CUDA 12 and 13 (the fields
-used here did not change between them). Callback ids are asked from the library by name, so no table of numbers
-can go stale.
+Structure layouts are those of ``cupti_callbacks.h`` and ``generated_cuda_meta.h`` of CUDA 12 and 13 (the
+fields used here did not change between them). Callback ids are asked from the library by name, so no table of
+numbers can go stale.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ def candidates() -> list[CuptiCandidate]:
         if all(str(path) != other.path for other in found):
             found.append(CuptiCandidate(str(path), Path(path).is_file(), origin))
 
-    for line in _mapped_files():
+    for line in mapped_files():
         if Path(line).name.startswith("libcupti.so"):
             add(line, "already loaded")
     override = os.environ.get("GWATCH_CUPTI")
@@ -111,7 +112,8 @@ def _add_toolkit(root: Path, add: Callable[[str | Path, str], None]) -> None:
             add(root / relative / name, "CUDA toolkit")
 
 
-def _mapped_files() -> list[str]:
+def mapped_files() -> list[str]:
+    """Paths of the files mapped into this process, repeats included; empty where /proc is not there."""
     try:
         text = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
     except OSError:

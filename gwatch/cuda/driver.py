@@ -175,7 +175,8 @@ class Driver:
     def is_capturing(self, stream: int) -> bool:
         """Whether launches into a stream are being recorded into a graph instead of run."""
         status = self.attempt("cuStreamIsCapturing", self._cuda.CUstream(stream))
-        # The legacy stream answers with an error while another stream captures; a launch there would fail anyway.
+        # The legacy stream answers with an error while another stream captures; a launch there would fail
+        # anyway.
         return status is None or int(status) != 0
 
     # code
@@ -215,6 +216,13 @@ class Driver:
         """Module of a CUfunction; None when the handle is no CUfunction."""
         found = self.attempt("cuFuncGetModule", self._cuda.CUfunction(handle))
         return None if found is None else int(found)
+
+    def handle_name(self, handle: int) -> str | None:
+        """Mangled name of a CUkernel's or CUfunction's kernel."""
+        name = self.attempt("cuKernelGetName", self._cuda.CUkernel(handle))
+        if name is None:
+            name = self.attempt("cuFuncGetName", self._cuda.CUfunction(handle))
+        return None if name is None else bytes(name).decode(errors="replace")
 
     def kernel_attribute(self, kernel: int, attribute: int, device: int) -> int | None:
         """Attribute of a CUkernel on a device, None when refused."""
@@ -315,6 +323,17 @@ class Driver:
         found = self.attempt("cuEventElapsedTime", self._cuda.CUevent(start), self._cuda.CUevent(end))
         return None if found is None else float(found)
 
+    def resident_ctas(self, function: int, threads: int, shared: int) -> int:
+        """CTAs of a CUfunction that fit one multiprocessor at once."""
+        return int(
+            self.call(
+                "cuOccupancyMaxActiveBlocksPerMultiprocessor",
+                self._cuda.CUfunction(function),
+                threads,
+                shared,
+            )
+        )
+
     # launches
 
     def launch(
@@ -329,7 +348,9 @@ class Driver:
         cluster: tuple[int, int, int] | None = None,
         cooperative: bool = False,
     ) -> None:
-        """Launch a CUkernel or CUfunction; ``parameters`` is the address of an array of argument addresses."""
+        """Launch a CUkernel or CUfunction; ``parameters`` is the address of an array of argument
+        addresses.
+        """
         cuda = self._cuda
         if cluster is None and not cooperative:
             self.call(
@@ -366,6 +387,8 @@ _HINTS = {
     "CUDA_ERROR_INVALID_IMAGE": "the driver does not accept this file as a cubin",
     "CUDA_ERROR_OUT_OF_MEMORY": "lower ring_bytes, or free device memory",
     "CUDA_ERROR_NOT_FOUND": "the loaded code has nothing of that name",
-    "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES": "the block needs more registers or shared memory than a multiprocessor has",
-    "CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE": "fewer blocks fit at once with the registers that the records need",
+    "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES": "the block needs more registers or shared memory than a "
+    "multiprocessor has",
+    "CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE": "fewer blocks fit at once with the registers that the "
+    "records need",
 }

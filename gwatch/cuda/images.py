@@ -38,7 +38,7 @@ def elf_extent(address: int) -> int:
 
 def has_kernel(image: bytes, name: str) -> bool:
     """Whether an ELF image has a text section for the kernel; a plain byte search, so that it stays cheap."""
-    return b"\0.text." + name.encode() + b"\0" in image
+    return b".text." + name.encode() + b"\0" in image
 
 
 class ImageStore:

@@ -1,8 +1,9 @@
-"""What a launch call holds: the argument structures of the driver's launch and graph-node calls, read in place.
+"""What a launch call holds: the argument structures of the driver's launch and graph-node calls, read in
+place.
 
 Offsets are those of ``generated_cuda_meta.h`` and ``cuda.h`` (CUDA 12 and 13 agree on them). A
-:class:`LaunchView` is valid only inside the callback that made it; :meth:`LaunchView.record` gives the lasting
-copy.
+:class:`LaunchView` is valid only inside the callback that made it; :meth:`LaunchView.record` gives the
+lasting copy.
 """
 
 from __future__ import annotations
@@ -58,7 +59,9 @@ LAYOUTS = {
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One recorded launch; dimensions in CTAs and threads, ``shared_bytes`` dynamic shared memory of a CTA."""
+    """One recorded launch; dimensions in CTAs and threads, ``shared_bytes`` dynamic shared memory of a
+    CTA.
+    """
 
     symbol: str
     api: str
@@ -184,7 +187,9 @@ class LaunchView:
         ]
 
     def parameters(self, layout: Sequence[tuple[int, int]]) -> bytes | None:
-        """Parameter bytes packed by ``layout``, (offset, size) per parameter; None when the call passes none."""
+        """Parameter bytes packed by ``layout``, (offset, size) per parameter; None when the call passes
+        none.
+        """
         total = max((offset + size for offset, size in layout), default=0)
         arrays = {"direct": self._arguments + 48, "config": self._arguments + 16}.get(
             self._layout.form, self._description + 40

@@ -1,0 +1,20 @@
+"""The older import path of the tracing calls; see :mod:`gwatch.cuda.xtrace`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from gwatch.cuda import xtrace
+
+if TYPE_CHECKING:
+    from gwatch.cuda.xtrace.result import TraceResult
+    from gwatch.cuda.xtrace.trace import do_trace
+    from gwatch.rewrite.trace import SassTraceSite
+
+__all__ = ["SassTraceSite", "TraceResult", "do_trace"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        return getattr(xtrace, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,27 @@
+"""Tracing at SASS sites: ``do_trace`` on a GPU, ``SassTraceSite`` and the decoder anywhere."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gwatch.cuda.xtrace.result import TraceResult
+    from gwatch.cuda.xtrace.trace import do_trace
+    from gwatch.rewrite.trace import SassTraceSite
+
+__all__ = ["SassTraceSite", "TraceResult", "do_trace"]
+
+_HOMES = {
+    "SassTraceSite": "gwatch.rewrite.trace",
+    "TraceResult": "gwatch.cuda.xtrace.result",
+    "do_trace": "gwatch.cuda.xtrace.trace",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # Decoding and reporting import this package too; they need neither the rewriter nor a driver.
+    if name in _HOMES:
+        import importlib
+
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

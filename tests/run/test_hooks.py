@@ -1,0 +1,309 @@
+"""The hooks against a CUPTI made of Python: who is called, when, and what is left behind."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gwatch.cuda import capture, cupti
+from gwatch.cuda.launchview import LAYOUTS, LaunchView, Replacement
+from gwatch.errors import ToolError
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples/cuda/trace/matmul_sm90.cubin"
+NAMES = [
+    *LAYOUTS,
+    "cuModuleLoadData",
+    "cuModuleLoadDataEx",
+    "cuModuleLoadFatBinary",
+    "cuLibraryLoadData",
+    "cuModuleLoad",
+    "cuLibraryLoadFromFile",
+    "cuModuleUnload",
+    "cuLibraryUnload",
+    "cuMemAlloc_v2",
+]
+IDS = {name: number for number, name in enumerate(NAMES, 100)}
+
+
+class FakeCupti:
+    """Keeps track of what is switched on, and delivers callbacks only for that, as CUPTI does."""
+
+    path, version = "/fake/libcupti.so.13", 130001
+
+    def __init__(self) -> None:
+        self.on: set[tuple[int, int]] = set()
+        self.subscribed = False
+        self.callback: Any = None
+        self.correlation = 0
+
+    def callback_ids(self) -> dict[str, int]:
+        return IDS
+
+    def subscribe(self, callback: Any, name: str = "gwatch") -> None:
+        self.subscribed, self.callback = True, callback
+
+    def unsubscribe(self) -> None:
+        assert not self.on, "callbacks must be off before the subscription goes"
+        self.subscribed = False
+
+    def enable(self, domain: int, callback_id: int, on: bool) -> None:
+        assert self.subscribed
+        (self.on.add if on else self.on.discard)((domain, callback_id))
+
+    def call(
+        self,
+        name: str,
+        arguments: ctypes.Array[ctypes.c_char],
+        symbol: bytes | None = None,
+        inside: Any = None,
+        status: int = 0,
+    ) -> None:
+        """One driver call: enter, the call itself, exit."""
+        self.correlation += 1
+        result = ctypes.c_int(status)
+        data = cupti.CallbackData(
+            params=ctypes.addressof(arguments),
+            symbol_name=symbol,
+            context=0x77,
+            correlation_id=self.correlation,
+            return_value=ctypes.cast(ctypes.pointer(result), ctypes.c_void_p),
+        )
+        for site in (cupti.SITE_ENTER, cupti.SITE_EXIT):
+            data.site = site
+            if (cupti.DOMAIN_DRIVER, IDS[name]) in self.on:
+                self.callback(None, cupti.DOMAIN_DRIVER, IDS[name], ctypes.addressof(data))
+            if site == cupti.SITE_ENTER and inside is not None:
+                inside()
+
+    def module_loaded(self, image: bytes) -> None:
+        held = ctypes.create_string_buffer(image, len(image))
+        module = cupti.ModuleResourceData(1, len(image), ctypes.addressof(held))
+        data = cupti.ResourceData(0x77, 0, ctypes.addressof(module))
+        if (cupti.DOMAIN_RESOURCE, cupti.RESOURCE_MODULE_LOADED) in self.on:
+            self.callback(None, cupti.DOMAIN_RESOURCE, cupti.RESOURCE_MODULE_LOADED, ctypes.addressof(data))
+
+
+class Watcher:
+    def __init__(self, to: Replacement | None = None, fail: bool = False) -> None:
+        self.asked: list[str] = []
+        self.seen: list[str] = []
+        self.left: list[int] = []
+        self.to, self.fail = to, fail
+
+    def wants(self, symbol: str) -> bool:
+        self.asked.append(symbol)
+        return symbol.startswith("wanted")
+
+    def enter(self, view: LaunchView) -> None:
+        self.seen.append(view.symbol)
+        if self.fail:
+            raise RuntimeError("from the callback")
+        if self.to is not None:
+            view.redirect(self.to)
+
+    def leave(self, view: LaunchView, status: int) -> None:
+        self.left.append(status)
+
+
+def launch_arguments(handle: int = 0x1234) -> ctypes.Array[ctypes.c_char]:
+    raw = struct.pack("<Q7I4xQQQ", handle, 1, 1, 1, 32, 1, 1, 0, 0, 0, 0)
+    return ctypes.create_string_buffer(raw, len(raw))
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> FakeCupti:
+    library = FakeCupti()
+    monkeypatch.setattr(cupti, "load", lambda: library)
+    monkeypatch.setattr(capture, "_DRAIN_SECONDS", 0.0)
+    return library
+
+
+@pytest.fixture
+def hooks(fake: FakeCupti) -> capture.Hooks:
+    return capture.Hooks()
+
+
+def launch_callbacks(fake: FakeCupti) -> int:
+    return sum(domain == cupti.DOMAIN_DRIVER and NAMES[number - 100] in LAYOUTS for domain, number in fake.on)
+
+
+def test_installed_hooks_watch_loads_and_no_launch(hooks: capture.Hooks, fake: FakeCupti) -> None:
+    hooks.acquire()
+    assert fake.subscribed and launch_callbacks(fake) == 0
+    assert (cupti.DOMAIN_DRIVER, IDS["cuModuleLoadData"]) in fake.on
+    assert (cupti.DOMAIN_DRIVER, IDS["cuMemAlloc_v2"]) not in fake.on
+    hooks.release()
+    assert not fake.subscribed and not fake.on and not hooks.installed
+
+
+def test_launch_callbacks_are_on_only_while_observing(hooks: capture.Hooks, fake: FakeCupti) -> None:
+    with hooks.observe(Watcher()):
+        assert launch_callbacks(fake) == len(LAYOUTS)
+    assert not fake.subscribed and not fake.on
+    hooks.acquire()
+    with hooks.observe(Watcher()):
+        pass
+    assert fake.subscribed and launch_callbacks(fake) == 0
+
+
+def test_a_name_is_asked_about_once_and_others_cost_a_look_up(hooks: capture.Hooks, fake: FakeCupti) -> None:
+    watcher = Watcher()
+    with hooks.observe(watcher):
+        for _ in range(3):
+            fake.call("cuLaunchKernel", launch_arguments(), b"other")
+            fake.call("cuLaunchKernel", launch_arguments(), b"wanted_1", status=5)
+    assert watcher.asked == ["other", "wanted_1"]
+    assert watcher.seen == ["wanted_1"] * 3 and watcher.left == [5] * 3
+
+
+def test_a_redirected_launch_runs_the_other_handle_and_is_put_back(
+    hooks: capture.Hooks, fake: FakeCupti
+) -> None:
+    arguments, during = launch_arguments(0x1234), []
+    with hooks.observe(Watcher(Replacement(0xAA, 0xBB))):
+        fake.call(
+            "cuLaunchKernel",
+            arguments,
+            b"wanted",
+            inside=lambda: during.append(struct.unpack_from("<Q", arguments)[0]),
+        )
+    assert during == [0xAA] and struct.unpack_from("<Q", arguments)[0] == 0x1234
+
+
+def test_an_exception_in_a_callback_is_raised_by_the_observer_only(
+    hooks: capture.Hooks, fake: FakeCupti
+) -> None:
+    arguments = launch_arguments(0x1234)
+    with pytest.raises(RuntimeError, match="from the callback"), hooks.observe(Watcher(fail=True)):
+        fake.call("cuLaunchKernel", arguments, b"wanted")
+    assert struct.unpack_from("<Q", arguments)[0] == 0x1234
+    assert not fake.subscribed
+    with hooks.observe(Watcher()):
+        pass  # the error does not come back
+
+
+def test_an_exception_in_the_block_wins_and_leaves_nothing_on(hooks: capture.Hooks, fake: FakeCupti) -> None:
+    with pytest.raises(KeyError), hooks.observe(Watcher(fail=True)):
+        fake.call("cuLaunchKernel", launch_arguments(), b"wanted")
+        raise KeyError("fn")
+    assert not fake.subscribed and not fake.on
+
+
+def test_two_observations_at_once_are_refused(hooks: capture.Hooks, fake: FakeCupti) -> None:
+    with hooks.observe(Watcher()):
+        with pytest.raises(ToolError, match=r"\[trace-active\]"), hooks.observe(Watcher()):
+            pass
+        assert launch_callbacks(fake) == len(LAYOUTS)
+
+
+def test_launches_made_by_the_observer_itself_are_not_shown_to_it(
+    hooks: capture.Hooks, fake: FakeCupti
+) -> None:
+    class Nested(Watcher):
+        def enter(self, view: LaunchView) -> None:
+            super().enter(view)
+            fake.call("cuLaunchKernel", launch_arguments(), b"wanted_inner")
+
+    watcher = Nested()
+    with hooks.observe(watcher):
+        fake.call("cuLaunchKernel", launch_arguments(), b"wanted_outer")
+    assert watcher.seen == ["wanted_outer"]
+
+
+def load_arguments(place: ctypes.c_uint64, image: int) -> ctypes.Array[ctypes.c_char]:
+    raw = struct.pack("<QQ", ctypes.addressof(place), image)
+    return ctypes.create_string_buffer(raw, len(raw))
+
+
+@pytest.mark.parametrize("api", ["cuModuleLoadData", "cuLibraryLoadData"])
+def test_a_loaded_image_is_known_by_its_handle(hooks: capture.Hooks, fake: FakeCupti, api: str) -> None:
+    image = EXAMPLE.read_bytes()
+    held = ctypes.create_string_buffer(image + b"what follows in memory", len(image) + 22)
+    place = ctypes.c_uint64(0)
+    hooks.acquire()
+    fake.call(
+        api, load_arguments(place, ctypes.addressof(held)), inside=lambda: setattr(place, "value", 0x500)
+    )
+    assert hooks.images.by_handle(0x500) == image
+    unload = ctypes.create_string_buffer(struct.pack("<Q", 0x500), 8)
+    fake.call("cuModuleUnload", unload)
+    assert hooks.images.by_handle(0x500) is None
+
+
+def test_an_image_that_is_no_elf_is_taken_from_what_the_driver_loaded(
+    hooks: capture.Hooks, fake: FakeCupti
+) -> None:
+    ptx = ctypes.create_string_buffer(b".version 8.0\n.target sm_90\n")
+    place = ctypes.c_uint64(0)
+    image = EXAMPLE.read_bytes()
+
+    def inside() -> None:
+        fake.module_loaded(image)
+        place.value = 0x600
+
+    hooks.acquire()
+    fake.call("cuModuleLoadData", load_arguments(place, ctypes.addressof(ptx)), inside=inside)
+    assert hooks.images.by_handle(0x600) == image
+    assert hooks.images.with_kernel("matmul") == [image] and hooks.images.with_kernel("matmu") == []
+
+
+def test_a_failed_load_leaves_no_handle(hooks: capture.Hooks, fake: FakeCupti) -> None:
+    image = EXAMPLE.read_bytes()
+    held = ctypes.create_string_buffer(image, len(image))
+    place = ctypes.c_uint64(0x700)
+    hooks.acquire()
+    fake.call("cuModuleLoadData", load_arguments(place, ctypes.addressof(held)), status=200)
+    assert hooks.images.by_handle(0x700) is None
+
+
+def test_a_registered_image_is_swapped_at_load_and_only_until_told_to_stop(
+    hooks: capture.Hooks, fake: FakeCupti
+) -> None:
+    image = EXAMPLE.read_bytes()
+    patched = image + b"patched"
+    held = ctypes.create_string_buffer(image, len(image))
+    place, loaded = ctypes.c_uint64(0), []
+    arguments = load_arguments(place, ctypes.addressof(held))
+
+    def inside() -> None:
+        loaded.append(ctypes.string_at(struct.unpack_from("<Q", arguments, 8)[0], len(patched)))
+        place.value = 0x800
+
+    hooks.acquire()
+    hooks.images.swap(image, patched)
+    fake.call("cuModuleLoadData", arguments, inside=inside)
+    assert loaded == [patched]
+    assert struct.unpack_from("<Q", arguments, 8)[0] == ctypes.addressof(held)
+    assert list(hooks.images.stop_swapping()) == [0x800]
+    held_after = ctypes.create_string_buffer(image + bytes(7), len(patched))
+    struct.pack_into("<Q", arguments, 8, ctypes.addressof(held_after))
+    fake.call("cuModuleLoadData", arguments, inside=inside)
+    assert loaded[1] == image + bytes(7)
+
+
+def test_the_subscription_is_shared_and_given_back_once(hooks: capture.Hooks, fake: FakeCupti) -> None:
+    hooks.acquire()
+    hooks.acquire()
+    hooks.release()
+    assert fake.subscribed
+    hooks.release_all()
+    assert not fake.subscribed
+    hooks.release()
+    assert not hooks.installed
+
+
+def test_a_held_subscription_is_an_error_that_leaves_nothing_on(
+    hooks: capture.Hooks, fake: FakeCupti, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(callback: Any, name: str = "gwatch") -> None:
+        raise ToolError("cupti-held", "CUPTI's one subscription is held by CUPTI for nsys")
+
+    monkeypatch.setattr(fake, "subscribe", refuse)
+    with pytest.raises(ToolError, match=r"\[cupti-held\].*nsys"), hooks.observe(Watcher()):
+        pass
+    assert not hooks.installed and not fake.on
+    monkeypatch.undo()
