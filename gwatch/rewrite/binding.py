@@ -20,8 +20,19 @@ if TYPE_CHECKING:
 
 _GUARD = re.compile(r"@(!?)(U?P\w+)\s")
 _CONSTANT_UNIFORM = frozenset({"ULDC", "UMOV"})
-_FORBIDDEN = (FLOW_MNEMONICS - {"BRA"}) | {"BAR", "BSYNC", "BREAK", "BPT", "DEPBAR", "LDGDEPBAR", "WARPGROUP",
-                                           "USETMAXREG", "B2R", "R2B", "BMOV"}
+_FORBIDDEN = (FLOW_MNEMONICS - {"BRA"}) | {
+    "BAR",
+    "BSYNC",
+    "BREAK",
+    "BPT",
+    "DEPBAR",
+    "LDGDEPBAR",
+    "WARPGROUP",
+    "USETMAXREG",
+    "B2R",
+    "R2B",
+    "BMOV",
+}
 _BRANCHES = frozenset({"BRA"})
 _WORD = 1 << 32
 
@@ -40,7 +51,8 @@ class Insertion:
 class Binder:
     """Gives every insertion its registers and turns it into lines.
 
-    ``state`` maps reserved names to (file, first register, width). Scratch registers are shared by all insertions.
+    ``state`` maps reserved names to (file, first register, width). Scratch registers are shared by all
+    insertions.
     """
 
     isa: Isa
@@ -48,15 +60,20 @@ class Binder:
     view: CodeView
     allocator: Allocator
     state: Mapping[str, tuple[str, int, int]]
-    _pools: dict[tuple[str, int], list[int]] = field(default_factory=dict)
+    _pools: dict[tuple[str, int, bool], list[int]] = field(default_factory=dict)
 
     def bind(self, insertions: list[Insertion]) -> tuple[list[Run], list[dict[str, str]]]:
         """The runs in address order, and for each insertion its names with their physical registers."""
         runs: dict[int, Run] = {}
         names: list[dict[str, str]] = []
-        entry_first = sorted(range(len(insertions)), key=lambda owner: (max(insertions[owner].index, 0),
-                                                                        insertions[owner].index >= 0))
-        registers = [self._registers(item.snippet) for item in insertions]
+        entry_first = sorted(
+            range(len(insertions)),
+            key=lambda owner: (max(insertions[owner].index, 0), insertions[owner].index >= 0),
+        )
+        # Registers of the sites first: those of the entry may be anything that is left.
+        registers: list[dict[str, tuple[str, int, int]]] = [{} for _ in insertions]
+        for owner in reversed(entry_first):
+            registers[owner] = self._registers(insertions[owner].snippet, insertions[owner].index < 0)
         for chosen in registers:
             names.append({name: f"{file}{first}" for name, (file, first, _) in chosen.items()})
         for owner in entry_first:
@@ -68,24 +85,28 @@ class Binder:
                 run.entry = len(run.lines)
         return [runs[index] for index in sorted(runs)], names
 
-    def _registers(self, snippet: Snippet) -> dict[str, tuple[str, int, int]]:
+    def _registers(self, snippet: Snippet, entry: bool) -> dict[str, tuple[str, int, int]]:
         chosen = {name: self.state[name] for name in snippet.state}
         used: dict[tuple[str, int], int] = {}
         for name, (file, width) in sorted(snippet.scratch.items(), key=lambda item: -item[1][1]):
-            pool = self._pools.setdefault((file, width), [])
+            pool = self._pools.setdefault((file, width, entry), [])
             place = used.get((file, width), 0)
             if place == len(pool):
-                pool.append(self.allocator.take(file, width, name))
+                pool.append(self.allocator.take(file, width, name, entry))
             used[file, width] = place + 1
             chosen[name] = (file, pool[place], width)
         return chosen
 
-    def _lines(self, item: Insertion, owner: int, registers: Mapping[str, tuple[str, int, int]],
-               base: int) -> list[Line]:
+    def _lines(
+        self, item: Insertion, owner: int, registers: Mapping[str, tuple[str, int, int]], base: int
+    ) -> list[Line]:
         snippet = item.snippet
         guard = self._guard(item) if self._wants_guard(snippet) else ""
-        targets = {index for name, index in snippet.labels.items()
-                   if any(line.target == name for line in snippet.lines)}
+        targets = {
+            index
+            for name, index in snippet.labels.items()
+            if any(line.target == name for line in snippet.lines)
+        }
         out = []
         for place, line in enumerate(snippet.lines):
             text, facts = self._text(item, line, registers, guard)
@@ -99,7 +120,10 @@ class Binder:
     @staticmethod
     def _wants_guard(snippet: Snippet) -> bool:
         return snippet.inherit_guard and any(
-            isinstance(piece, Reference) and piece.kind == "guard" for line in snippet.lines for piece in line.pieces)
+            isinstance(piece, Reference) and piece.kind == "guard"
+            for line in snippet.lines
+            for piece in line.pieces
+        )
 
     def _guard(self, item: Insertion) -> str:
         """The guard of the site's instruction ("P0", "!P0") or ""."""
@@ -110,17 +134,24 @@ class Binder:
         if match is None:
             return ""
         if match[2].startswith("U"):
-            raise SiteError("uniform-guard", f"instruction {item.index} of {self.kernel.name} ({text}) is guarded by a uniform "
-                            "predicate, which inserted code can't inherit", "record unconditionally, or choose another site")
+            raise SiteError(
+                "uniform-guard",
+                f"instruction {item.index} of {self.kernel.name} ({text}) is guarded by a uniform "
+                "predicate, which inserted code can't inherit",
+                "record unconditionally, or choose another site",
+            )
         return match[1] + match[2]
 
-    def _text(self, item: Insertion, line: SnippetLine, registers: Mapping[str, tuple[str, int, int]],
-              guard: str) -> tuple[str, WordFacts]:
+    def _text(
+        self, item: Insertion, line: SnippetLine, registers: Mapping[str, tuple[str, int, int]], guard: str
+    ) -> tuple[str, WordFacts]:
         """The line's physical text and effects; tries the two spellings of a negative 32-bit value."""
         failure: EncodeError | None = None
         for signed in (False, True):
-            text = "".join(piece if isinstance(piece, str) else self._piece(item, piece, registers, guard, signed)
-                           for piece in line.pieces)
+            text = "".join(
+                piece if isinstance(piece, str) else self._piece(item, piece, registers, guard, signed)
+                for piece in line.pieces
+            )
             if line.guarded and not guard:
                 text = text.split(None, 1)[1]
             text = text if line.target is not None else text.rstrip()
@@ -130,10 +161,18 @@ class Binder:
             except EncodeError as error:
                 failure = failure or error
         assert failure is not None
-        raise EncodeError(failure.code, f"{item.snippet.name} line {line.line}: {failure.message}", failure.hint)
+        raise EncodeError(
+            failure.code, f"{item.snippet.name} line {line.line}: {failure.message}", failure.hint
+        )
 
-    def _piece(self, item: Insertion, piece: Reference, registers: Mapping[str, tuple[str, int, int]], guard: str,
-               signed: bool) -> str:
+    def _piece(
+        self,
+        item: Insertion,
+        piece: Reference,
+        registers: Mapping[str, tuple[str, int, int]],
+        guard: str,
+        signed: bool,
+    ) -> str:
         if piece.kind == "guard":
             return guard or "PT"
         if piece.kind == "value":
@@ -147,21 +186,40 @@ class Binder:
             return f"{value:#x}"
         file, first, width = registers[piece.name]
         if piece.offset >= width:
-            raise SiteError("snippet-state", f"%{piece.name}+{piece.offset} of {item.snippet.name} is outside the {width} "
-                            "registers reserved for it")
+            raise SiteError(
+                "snippet-state",
+                f"%{piece.name}+{piece.offset} of {item.snippet.name} is outside the {width} "
+                "registers reserved for it",
+            )
         return f"{file}{first + piece.offset}"
 
-    def _check(self, item: Insertion, line: SnippetLine, text: str, facts: WordFacts, target: int | None) -> None:
+    def _check(
+        self, item: Insertion, line: SnippetLine, text: str, facts: WordFacts, target: int | None
+    ) -> None:
         where = f"{item.snippet.name} line {line.line} ({text})"
         if not facts.known or not facts.complete:
-            raise UnsupportedError("snippet-effects", f"{where}: the tables can't say all that it reads and writes")
+            raise UnsupportedError(
+                "snippet-effects", f"{where}: the tables can't say all that it reads and writes"
+            )
         if facts.mnemonic in _FORBIDDEN or (target is None) == (facts.mnemonic in _BRANCHES):
-            raise UnsupportedError("snippet-flow", f"{where}: {facts.mnemonic} can't be inserted",
-                                   "a snippet runs through; BRA to one of its labels or {original} is allowed")
+            raise UnsupportedError(
+                "snippet-flow",
+                f"{where}: {facts.mnemonic} can't be inserted",
+                "a snippet runs through; BRA to one of its labels or {original} is allowed",
+            )
         if facts.kind not in ("fixed", "variable", "branch"):
             raise UnsupportedError("snippet-kind", f"{where}: {facts.kind} instructions can't be inserted")
-        if item.index >= 0 and any(use.file in ("UR", "UP") for use in facts.writes()) and (
-                facts.mnemonic not in _CONSTANT_UNIFORM or any(use.file in ("R", "UR") for use in facts.reads())):
+        if (
+            item.index >= 0
+            and any(use.file in ("UR", "UP") for use in facts.writes())
+            and (
+                facts.mnemonic not in _CONSTANT_UNIFORM
+                or any(use.file in ("R", "UR") for use in facts.reads())
+            )
+        ):
             raise UnsupportedError(
-                "uniform-write", f"{where}: a uniform register written at a site may be overwritten by a diverged group of "
-                "the same warp", "load it once at the entry, or from a constant (ULDC, UMOV)")
+                "uniform-write",
+                f"{where}: a uniform register written at a site may be overwritten by a diverged group of "
+                "the same warp",
+                "load it once at the entry, or from a constant (ULDC, UMOV)",
+            )

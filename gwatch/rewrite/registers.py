@@ -1,8 +1,9 @@
 """Which physical registers inserted code gets.
 
-General registers come from R(n-2) upwards, n being the kernel's register count: a kernel that declares n registers
-names R0 .. R(n-3) at most, so nothing there is live in it or in the functions inside its section. The new count is
-the highest register + 3. Uniform registers and predicates are those that no code which may run names.
+General registers come from R(n-2) upwards, n being the kernel's register count: a kernel that declares n
+registers names R0 .. R(n-3) at most, so nothing there is live in it or in the functions inside its section.
+The new count is the highest register + 3. Uniform registers and predicates are those that no code which may
+run names. Scratch of code at the kernel's entry may be any register: nothing is live there yet.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from gwatch.errors import RegisterPressureError, UnsupportedError
 from gwatch.sass.arch import Arch, allocated_registers
 
 SPARE = 2
+STACK_POINTER = 1
 EXCLUDED_KEYS = {"general": "R", "uniform_general": "UR", "predicate": "P"}
 
 
@@ -27,12 +29,17 @@ def parse_excluded(excluded: Mapping[str, Iterable[int]] | None) -> dict[str, fr
     for key, numbers in (excluded or {}).items():
         file = EXCLUDED_KEYS.get(key)
         if file is None:
-            raise UnsupportedError("excluded-registers", f"excluded registers of kind {key!r}",
-                                   "kinds are: " + " ".join(EXCLUDED_KEYS))
+            raise UnsupportedError(
+                "excluded-registers",
+                f"excluded registers of kind {key!r}",
+                "kinds are: " + " ".join(EXCLUDED_KEYS),
+            )
         chosen = frozenset(numbers)
         for number in chosen:
             if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < limits[file]:
-                raise UnsupportedError("excluded-registers", f"{file}{number} in excluded registers does not exist")
+                raise UnsupportedError(
+                    "excluded-registers", f"{file}{number} in excluded registers does not exist"
+                )
         out[file] = chosen
     return out
 
@@ -62,10 +69,10 @@ class RegisterFile:
 class Allocator:
     """Registers for one rewritten kernel.
 
-    ``register_count`` is the kernel's own count, ``first_free`` the first general register that neither it nor a
-    function it may call names; ``busy_uniforms`` and ``busy_predicates`` are named by its code and
-    its callees'. Raises RegisterPressureError ``[registers]``, ``[uniform-registers]`` or ``[predicates]`` naming the
-    kernel and what was asked for.
+    ``register_count`` is the kernel's own count, ``first_free`` the first general register that neither it
+    nor a function it may call names; ``busy_uniforms`` and ``busy_predicates`` are named by its code and its
+    callees'. Raises RegisterPressureError ``[registers]``, ``[uniform-registers]`` or ``[predicates]`` naming
+    the kernel and what was asked for.
     """
 
     arch: Arch
@@ -75,6 +82,8 @@ class Allocator:
     busy_predicates: frozenset[int]
     excluded: dict[str, frozenset[int]]
     first_free: int
+    entry_general: RegisterFile = field(init=False)
+    entry_predicate: RegisterFile = field(init=False)
     general: RegisterFile = field(init=False)
     uniform: RegisterFile = field(init=False)
     predicate: RegisterFile = field(init=False)
@@ -82,27 +91,47 @@ class Allocator:
     def __post_init__(self) -> None:
         self.general = RegisterFile("R", self.first_free, self.arch.max_registers - SPARE, self.excluded["R"])
         self.uniform = RegisterFile("UR", 0, self.arch.uniform_zero, self.excluded["UR"] | self.busy_uniforms)
-        self.predicate = RegisterFile("P", 0, self.arch.predicate_true, self.excluded["P"] | self.busy_predicates)
+        self.predicate = RegisterFile(
+            "P", 0, self.arch.predicate_true, self.excluded["P"] | self.busy_predicates
+        )
+        # At the entry of a kernel nothing is live; R1 is left alone because it becomes the stack pointer.
+        self.entry_general = RegisterFile(
+            "R", 0, self.arch.max_registers - SPARE, self.excluded["R"] | {STACK_POINTER}
+        )
+        self.entry_predicate = RegisterFile("P", 0, self.arch.predicate_true, self.excluded["P"])
 
-    def take(self, file: str, width: int, name: str) -> int:
-        """``width`` aligned registers of ``file`` for the virtual register ``name``."""
+    def take(self, file: str, width: int, name: str, entry: bool = False) -> int:
+        """``width`` aligned registers of ``file`` for the virtual register ``name``.
+
+        ``entry``: needed only while the kernel is entered, so any register will do that is not taken
+        otherwise (take those that live longer first).
+        """
         pool = {"R": self.general, "UR": self.uniform, "P": self.predicate}[file]
+        if entry and file != "UR":
+            other = pool
+            pool = self.entry_general if file == "R" else self.entry_predicate
+            pool.taken |= other.used
         start = pool.take(width, descending=file != "R")
         if start is not None:
             return start
         wanted = f"{self.kernel}: {width} {file} register{'s' * (width > 1)} for %{name}"
         if file == "R":
-            raise RegisterPressureError("registers", f"{wanted}: the kernel uses {self.register_count} of "
-                                        f"{self.arch.max_registers} and none above is left",
-                                        "excluding fewer registers or recording fewer values may help")
+            raise RegisterPressureError(
+                "registers",
+                f"{wanted}: the kernel uses {self.register_count} of "
+                f"{self.arch.max_registers} and none above is left",
+                "excluding fewer registers or recording fewer values may help",
+            )
         if file == "UR":
-            raise RegisterPressureError("uniform-registers", f"{wanted}: its code names or excludes every such group")
+            raise RegisterPressureError(
+                "uniform-registers", f"{wanted}: its code names or excludes every such group"
+            )
         raise RegisterPressureError("predicates", f"{wanted}: its code names or excludes all of P0-P6")
 
     @property
     def new_count(self) -> int:
         """The register count the rewritten kernel must declare."""
-        highest = max(self.general.used, default=-1)
+        highest = max(self.general.used | self.entry_general.used, default=-1)
         return max(self.register_count, highest + 1 + SPARE)
 
 
@@ -114,9 +143,14 @@ def check_launchable(arch: Arch, kernel: str, before: int, after: int, max_threa
     if after <= before or not max_threads:
         return
     warps = -(-max_threads // 32)
-    if allocated_registers(arch, after) * 32 * warps > arch.registers_per_sm >= (
-            allocated_registers(arch, before) * 32 * warps):
+    if (
+        allocated_registers(arch, after) * 32 * warps
+        > arch.registers_per_sm
+        >= (allocated_registers(arch, before) * 32 * warps)
+    ):
         raise RegisterPressureError(
-            "launch-bounds", f"{kernel}: {after} registers (now {before}) for up to {max_threads} threads a CTA exceed the "
+            "launch-bounds",
+            f"{kernel}: {after} registers (now {before}) for up to {max_threads} threads a CTA exceed the "
             f"{arch.registers_per_sm} of an SM, so such a launch would fail",
-            "record less, or compile the kernel with smaller launch bounds")
+            "record less, or compile the kernel with smaller launch bounds",
+        )

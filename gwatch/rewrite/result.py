@@ -12,9 +12,9 @@ Indices = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class PlacedSite:
-    """One insertion: before original instruction ``index`` (-1: at the entry), ``instruction`` its text; the inserted
-    words are ``first`` .. ``first + count - 1`` of the new code, with ``texts``. ``registers`` maps the snippet's
-    names to physical ones ("R40", "P6").
+    """One insertion: before original instruction ``index`` (-1: at the entry), ``instruction`` its text; the
+    inserted words are ``first`` .. ``first + count - 1`` of the new code, with ``texts``. ``registers`` maps
+    the snippet's names to physical ones ("R40", "P6").
     """
 
     index: int
@@ -41,10 +41,11 @@ class Rewritten:
 
     ``data``: the new image. ``target_map`` (n + 1,), ``place_map`` (n,): instruction indices, see
     :mod:`gwatch.sass.motion`. ``twin``: index of the untouched copy's first instruction, or None. ``words``
-    ``(m, 2) uint64``: the new code, padding included. ``inserted`` (m,) marks inserted words. ``branches`` and
-    ``returns``: original indices whose target field or return-address immediate was re-encoded. ``moved``: what the
-    container moved, one line each. ``occupancy_*``: CTAs per SM for ``threads_per_cta`` threads and no shared
-    memory. ``scoreboards``: the ones inserted code takes (read, write). ``check``: the hazard checker's summary.
+    ``(m, 2) uint64``: the new code, padding included. ``inserted`` (m,) marks inserted words. ``branches``
+    and ``returns``: original indices whose target field or return-address immediate was re-encoded.
+    ``moved``: kinds of address holders that the container moved, with how many. ``occupancy_*``: CTAs per SM
+    for ``threads_per_cta`` threads and no shared memory. ``scoreboards``: the ones inserted code takes (read,
+    write). ``check``: the hazard checker's summary.
     """
 
     data: bytes
@@ -65,10 +66,10 @@ class Rewritten:
     branches: tuple[int, ...]
     returns: tuple[int, ...]
     edits: tuple[ReuseEdit, ...]
-    moved: tuple[str, ...]
+    moved: dict[str, int]
     check: str
 
     @property
-    def bytes_added(self) -> int:
-        """Size difference of the image."""
-        return len(self.words) * 16
+    def text_bytes(self) -> tuple[int, int]:
+        """Bytes of the code section before and after."""
+        return len(self.place_map) * 16, len(self.words) * 16

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gwatch.cuda.binary.relayout import TextEdit, apply_edit
+from gwatch.cuda.binary.relayout import Moved, TextEdit, apply_edit
 from gwatch.errors import KernelError, SiteError, UnsupportedError
 from gwatch.rewrite.binding import Binder, Insertion
 from gwatch.rewrite.registers import Allocator, check_launchable, parse_excluded
@@ -43,20 +43,28 @@ class _Reserved:
 class Rewriter:
     """Rewrites one kernel of a cubin.
 
-    ``cubin`` must be parsed; ``kernel`` is a mangled name or a KernelDef of it. ``excluded_registers`` has the keys
-    "general", "uniform_general" and "predicate" with register numbers that inserted code must not use. Collect with
-    :meth:`reserve` and :meth:`insert`; :meth:`apply` plans, checks and returns the new image, or raises and changes
-    nothing. Raises KernelError for an unknown kernel, UnsupportedError ``[not-a-kernel]`` for a device function.
+    ``cubin`` must be parsed; ``kernel`` is a mangled name or a KernelDef of it. ``excluded_registers`` has
+    the keys "general", "uniform_general" and "predicate" with register numbers that inserted code must not
+    use. Collect with :meth:`reserve` and :meth:`insert`; :meth:`apply` plans, checks and returns the new
+    image, or raises and changes nothing. Raises KernelError for an unknown kernel, UnsupportedError
+    ``[not-a-kernel]`` for a device function.
     """
 
-    def __init__(self, cubin: Cubin, kernel: str | KernelDef,
-                 excluded_registers: Mapping[str, Iterable[int]] | None = None) -> None:
+    def __init__(
+        self,
+        cubin: Cubin,
+        kernel: str | KernelDef,
+        excluded_registers: Mapping[str, Iterable[int]] | None = None,
+    ) -> None:
         self.cubin = cubin
         self.kernel = cubin.get_kerneldef_by_name(kernel) if isinstance(kernel, str) else kernel
         if self.kernel.name not in cubin.get_map_kernel_def():
             if self.kernel.name in cubin.get_map_function_def():
-                raise UnsupportedError("not-a-kernel", f"{self.kernel.name} is a device function, not a kernel",
-                                       "rewrite a kernel that calls it")
+                raise UnsupportedError(
+                    "not-a-kernel",
+                    f"{self.kernel.name} is a device function, not a kernel",
+                    "rewrite a kernel that calls it",
+                )
             raise KernelError("kernel-not-found", f"{self.kernel.name} is no kernel of {cubin.name}")
         self.isa = isa_for(cubin.arch.name)
         self._excluded = parse_excluded(excluded_registers)
@@ -72,67 +80,109 @@ class Rewriter:
         return self._surroundings
 
     def reserve(self, name: str, width: int = 1, file: str = "R") -> None:
-        """Ask for ``width`` aligned registers of ``file`` ("R" or "UR") that keep their value from the entry to the
-        last site; snippets name them in ``state=``. Raises SiteError ``[state-name]``.
+        """Ask for ``width`` aligned registers of ``file`` ("R" or "UR") that keep their value from the entry
+        to the last site; snippets name them in ``state=``. Raises SiteError ``[state-name]``.
         """
         if name in self._reserved or file not in ("R", "UR") or width not in (1, 2, 4):
-            raise SiteError("state-name", f"state register {name!r} ({width} x {file})",
-                            "each name once, width 1, 2 or 4, file R or UR")
+            raise SiteError(
+                "state-name",
+                f"state register {name!r} ({width} x {file})",
+                "each name once, width 1, 2 or 4, file R or UR",
+            )
         self._reserved[name] = _Reserved(file, width)
 
-    def insert(self, where: int | str, snippet: Snippet, values: Mapping[str, int | str] | None = None,
-               label: str | None = None) -> None:
+    def insert(
+        self,
+        where: int | str,
+        snippet: Snippet,
+        values: Mapping[str, int | str] | None = None,
+        label: str | None = None,
+    ) -> None:
         """Ask for ``snippet`` to run before instruction ``where``, or once at the kernel's ``"entry"``.
 
-        ``values`` gives each ``{name}`` an integer or operand text. Several insertions at one place keep their order;
-        the entry comes before a site at instruction 0. Raises SiteError ``[site-range]``, ``[site-padding]``,
-        ``[snippet-state]``, ``[snippet-value]``.
+        ``values`` gives each ``{name}`` an integer or operand text. Several insertions at one place keep
+        their order; the entry comes before a site at instruction 0. Raises SiteError ``[site-range]``,
+        ``[site-padding]``, ``[snippet-state]``, ``[snippet-value]``.
         """
         count = len(self.kernel.words)
         if where == ENTRY:
             index = -1
-        elif isinstance(where, str) or isinstance(where, bool) or not 0 <= where < count:
-            raise SiteError("site-range", f"{self.kernel.name} has instructions 0..{count - 1}, not {where!r}",
-                            'a site is an instruction index or "entry"')
+        elif isinstance(where, str | bool) or not 0 <= where < count:
+            raise SiteError(
+                "site-range",
+                f"{self.kernel.name} has instructions 0..{count - 1}, not {where!r}",
+                'a site is an instruction index or "entry"',
+            )
         else:
             index = int(where)
             if index >= self.surroundings.padding:
-                raise SiteError("site-padding", f"instruction {index} of {self.kernel.name} is padding behind its code",
-                                f"the last instruction is {self.surroundings.padding - 1}")
+                raise SiteError(
+                    "site-padding",
+                    f"instruction {index} of {self.kernel.name} is padding behind its code",
+                    f"the last instruction is {self.surroundings.padding - 1}",
+                )
         for name in snippet.state:
             if name not in self._reserved:
-                raise SiteError("snippet-state", f"{snippet.name} uses the state register %{name}, which is not reserved",
-                                "call reserve() first")
+                raise SiteError(
+                    "snippet-state",
+                    f"{snippet.name} uses the state register %{name}, which is not reserved",
+                    "call reserve() first",
+                )
         given = dict(values or {})
         if snippet.values != given.keys():
             odd = sorted(snippet.values ^ given.keys())[0]
-            raise SiteError("snippet-value", f"value {{{odd}}} of {snippet.name} is "
-                            + ("missing" if odd in snippet.values else "given but not used"))
+            raise SiteError(
+                "snippet-value",
+                f"value {{{odd}}} of {snippet.name} is "
+                + ("missing" if odd in snippet.values else "given but not used"),
+            )
         self._insertions.append(Insertion(index, snippet, given, label or snippet.name))
 
     def apply(self, twin: bool | None = None) -> Rewritten:
         """Plan, check, and build the new image.
 
-        ``twin``: append an untouched copy of the code that ``{original}`` names (default: when a snippet does).
-        Raises RegisterPressureError, SiteError, UnsupportedError, EncodeError or HazardError; nothing is changed then.
+        ``twin``: append an untouched copy of the code that ``{original}`` names (default: when a snippet
+        does). Raises RegisterPressureError, SiteError, UnsupportedError, EncodeError or HazardError; nothing
+        is changed then.
         """
         if not self._insertions:
             raise SiteError("no-site", f"nothing to insert into {self.kernel.name}")
         wants_twin = any(item.snippet.uses_original for item in self._insertions)
         if wants_twin and twin is False:
-            raise SiteError("no-twin", "a snippet branches to {original}, but the rewrite has no twin",
-                            "call apply(twin=True)")
+            raise SiteError(
+                "no-twin",
+                "a snippet branches to {original}, but the rewrite has no twin",
+                "call apply(twin=True)",
+            )
         around = self.surroundings
         around.refuse(state=bool(self._reserved), twin=bool(wants_twin or twin))
         allocator = self._allocator()
-        state = {name: (item.file, allocator.take(item.file, item.width, name), item.width)
-                 for name, item in self._reserved.items()}
+        state = {
+            name: (item.file, allocator.take(item.file, item.width, name), item.width)
+            for name, item in self._reserved.items()
+        }
         binder = Binder(self.isa, self.kernel, around.view, allocator, state)
         runs, registers = binder.bind(self._insertions)
-        own = frozenset((file, number) for file, pool in (("R", allocator.general), ("UR", allocator.uniform),
-                                                          ("P", allocator.predicate)) for number in pool.used)
-        kept = frozenset((file, number) for file, first, width in state.values()
-                         for number in range(first, first + width))
+        own = frozenset(
+            (file, number)
+            for file, pool in (
+                ("R", allocator.general),
+                ("UR", allocator.uniform),
+                ("P", allocator.predicate),
+            )
+            for number in pool.used
+        )
+        entry_only = (
+            frozenset(
+                (file, number)
+                for file, pool in (("R", allocator.entry_general), ("P", allocator.entry_predicate))
+                for number in pool.used
+            )
+            - own
+        )
+        kept = frozenset(
+            (file, number) for file, first, width in state.values() for number in range(first, first + width)
+        )
         self._check_state(kept)
         before, after = self.kernel.register_count, allocator.new_count
         threads = around.max_threads
@@ -141,34 +191,82 @@ class Rewriter:
         read_board = around.waits.use.choose()
         write_board = around.waits.use.choose(avoid=frozenset({read_board}))
         nop = word_facts(self.isa, self.isa.encode("NOP"))
-        Scheduler(around.cfg, around.view, around.waits, latency, own, kept, read_board, write_board, nop).schedule(runs)
+        Scheduler(
+            around.cfg,
+            around.view,
+            around.waits,
+            latency,
+            own,
+            entry_only,
+            kept,
+            read_board,
+            write_board,
+            nop,
+        ).schedule(runs)
         built = _Build(self, runs, bool(wants_twin or twin))
-        check = check_rewrite(self.isa, latency, Rewrite(
-            around.view, around.cfg, around.waits, built.words, built.inserted, built.layout.count, built.entry, own,
-            around.returns, built.twin))
-        edit = TextEdit(self.kernel.section_index, built.words.tobytes(), built.layout.target_map, built.place_maps,
-                        after if after != before else None)
-        data = apply_edit(self.cubin.data, edit)
+        check = check_rewrite(
+            self.isa,
+            latency,
+            Rewrite(
+                around.view,
+                around.cfg,
+                around.waits,
+                built.words,
+                built.inserted,
+                built.layout.count,
+                built.entry,
+                own,
+                entry_only,
+                around.returns,
+                built.twin,
+            ),
+        )
+        edit = TextEdit(
+            self.kernel.section_index,
+            built.words.tobytes(),
+            built.layout.target_map,
+            built.place_maps,
+            after if after != before else None,
+        )
+        holders = Moved()
+        data = apply_edit(self.cubin.data, edit, holders)
         used = threads or DEFAULT_THREADS
         return Rewritten(
-            data=data, kernel=self.kernel.name, words=built.words, target_map=built.layout.target_map,
-            place_map=built.layout.place_map, twin=built.twin, inserted=built.inserted,
+            data=data,
+            kernel=self.kernel.name,
+            words=built.words,
+            target_map=built.layout.target_map,
+            place_map=built.layout.place_map,
+            twin=built.twin,
+            inserted=built.inserted,
             sites=built.sites(self._insertions, registers),
             state={name: f"{file}{first}" for name, (file, first, _) in state.items()},
-            registers_before=before, registers_after=after, threads_per_cta=used,
+            registers_before=before,
+            registers_after=after,
+            threads_per_cta=used,
             occupancy_before=occupancy(self.cubin.arch, before, used),
             occupancy_after=occupancy(self.cubin.arch, after, used),
-            scoreboards=(read_board, write_board), branches=built.branches, returns=built.returns,
-            edits=built.edits, check=check)
+            scoreboards=(read_board, write_board),
+            branches=built.branches,
+            returns=built.returns,
+            edits=built.edits,
+            moved=dict(sorted(holders.counts.items())),
+            check=check,
+        )
 
     def _allocator(self) -> Allocator:
         around = self.surroundings
         wants = {file for item in self._insertions for file, _ in item.snippet.scratch.values()}
         wants |= {item.file for item in self._reserved.values()}
         return Allocator(
-            self.cubin.arch, self.kernel.name, self.kernel.register_count,
+            self.cubin.arch,
+            self.kernel.name,
+            self.kernel.register_count,
             around.named("UR") if "UR" in wants else frozenset(),
-            around.named("P") if "P" in wants else frozenset(), self._excluded, around.first_free)
+            around.named("P") if "P" in wants else frozenset(),
+            self._excluded,
+            around.first_free,
+        )
 
     def _check_state(self, kept: frozenset[Key]) -> None:
         if any(file == "R" for file, _ in kept):
@@ -184,7 +282,9 @@ class _Build:
         self.runs = runs
         words = self.around.view.words
         self.entry = next((run.entry for run in runs if run.entry), 0)
-        self.layout = plan_layout(len(words), {run.index: len(run.lines) - run.entry for run in runs}, (0, self.entry))
+        self.layout = plan_layout(
+            len(words), {run.index: len(run.lines) - run.entry for run in runs}, (0, self.entry)
+        )
         moved = place_words(self.isa, words, self.around.cfg, self.layout, self.around.returns)
         self.branches, self.returns = moved.branches, moved.returns
         self.padding = -self.layout.count % TEXT_ALIGN
@@ -231,9 +331,27 @@ class _Build:
             run = next(run for run in self.runs if any(line.owner == owner for line in run.lines))
             first = int(self.layout.target_map[run.index])
             chosen = [(first + offset, line) for offset, line in enumerate(run.lines) if line.owner == owner]
-            controls = tuple((line.control.stall, line.control.yield_flag, line.control.write_scoreboard,
-                              line.control.read_scoreboard, line.control.wait_mask) for _, line in chosen)
+            controls = tuple(
+                (
+                    line.control.stall,
+                    line.control.yield_flag,
+                    line.control.write_scoreboard,
+                    line.control.read_scoreboard,
+                    line.control.wait_mask,
+                )
+                for _, line in chosen
+            )
             instruction = "" if item.index < 0 else self.around.view.facts(item.index).text
-            out.append(PlacedSite(item.index, item.label, instruction, chosen[0][0], len(chosen),
-                                  tuple(line.text for _, line in chosen), controls, registers[owner]))
+            out.append(
+                PlacedSite(
+                    item.index,
+                    item.label,
+                    instruction,
+                    chosen[0][0],
+                    len(chosen),
+                    tuple(line.text for _, line in chosen),
+                    controls,
+                    registers[owner],
+                )
+            )
         return tuple(out)

@@ -1,11 +1,12 @@
 """Control words for inserted code: stalls, scoreboards and waits. The text's order is kept.
 
-A *run* is everything inserted before one instruction. Inside a run each line issues as early as its operands allow
-(latency table); a result of variable latency takes the write scoreboard, a store that reads inserted registers the
-read scoreboard, and the first later line that needs it waits: in this run or in any other, whichever runs next. So a
-store's sources are waited for where they are next overwritten, not behind the store. What a run reads from the
-kernel is waited for exactly (:func:`gwatch.sass.scoreboards.readiness`); what it lends to the kernel's own future
-writes (a kernel register that a store still reads) is waited for before the run ends.
+A *run* is everything inserted before one instruction. Inside a run each line issues as early as its operands
+allow (latency table); a result of variable latency takes the write scoreboard, a store that reads inserted
+registers the read scoreboard, and the first later line that needs it waits: in this run or in any other,
+whichever runs next. So a store's sources are waited for where they are next overwritten, not behind the
+store. What a run reads from the kernel is waited for exactly (:func:`gwatch.sass.scoreboards.readiness`);
+what it lends to the kernel's own future writes (a kernel register that a store still reads) is waited for
+before the run ends.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field
 from gwatch.errors import HazardError, UnsupportedError
 from gwatch.sass.cfg import Cfg
 from gwatch.sass.control import NO_SCOREBOARD, Control
-from gwatch.sass.latency import UNSEEN, LatencyTable, latency_class
+from gwatch.sass.latency import LatencyTable, latency_class
 from gwatch.sass.scoreboards import Waits, readiness
 from gwatch.sass.uses import CodeView, Use, WordFacts
 
@@ -29,8 +30,9 @@ VARIABLE = frozenset({"variable"})
 
 @dataclass(slots=True)
 class Line:
-    """One inserted instruction. ``target`` is the offset of a line of the same run, :data:`TO_ORIGINAL`, or None.
-    ``joins``: control may arrive here other than from the line before. ``owner``: which insertion it belongs to.
+    """One inserted instruction. ``target`` is the offset of a line of the same run, :data:`TO_ORIGINAL`, or
+    None. ``joins``: control may arrive here other than from the line before. ``owner``: which insertion it
+    belongs to.
     """
 
     text: str
@@ -48,7 +50,9 @@ class Line:
 
 @dataclass(slots=True)
 class Run:
-    """The lines before original instruction ``index``; the first ``entry`` of them run only at function entry."""
+    """The lines before original instruction ``index``; the first ``entry`` of them run only at function
+    entry.
+    """
 
     index: int
     lines: list[Line]
@@ -90,20 +94,36 @@ def keys(use: Use) -> list[Key]:
 class Scheduler:
     """Schedules the runs of one kernel.
 
-    ``own``: registers given to inserted code; ``state`` those of them that live from site to site. ``read_board`` and
-    ``write_board`` are the scoreboards it may take. ``nop``: facts of a NOP, used where only waiting is needed.
+    ``own``: registers given to inserted code; ``entry_only``: further ones that only the entry's lines may
+    use (the kernel writes them afterwards); ``state`` those of ``own`` that live from site to site.
+    ``read_board`` and ``write_board`` are the scoreboards it may take. ``nop``: facts of a NOP, used where
+    only waiting is needed.
     """
 
-    def __init__(self, cfg: Cfg, view: CodeView, waits: Waits, latency: LatencyTable, own: frozenset[Key],
-                 state: frozenset[Key], read_board: int, write_board: int, nop: WordFacts) -> None:
+    def __init__(
+        self,
+        cfg: Cfg,
+        view: CodeView,
+        waits: Waits,
+        latency: LatencyTable,
+        own: frozenset[Key],
+        entry_only: frozenset[Key],
+        state: frozenset[Key],
+        read_board: int,
+        write_board: int,
+        nop: WordFacts,
+    ) -> None:
         self.cfg, self.view, self.waits, self.latency = cfg, view, waits, latency
-        self.own, self.state = own, state
+        self.own, self.entry_only, self.state = own, entry_only, state
         self.read_board, self.write_board = read_board, write_board
         self.nop = nop
         self._ready: dict[tuple[int, Use, str], tuple[int, int]] = {}
+        self._settling: dict[tuple[str, str], int] = {}
 
     def schedule(self, runs: list[Run]) -> None:
-        """Set every line's control word; may add NOP lines. Raises SiteError, HazardError or UnsupportedError."""
+        """Set every line's control word; may add NOP lines. Raises SiteError, HazardError or
+        UnsupportedError.
+        """
         carried = self._boards()
         for run in runs:
             end = self._run(run, self._boards())
@@ -125,11 +145,14 @@ class Scheduler:
         return {board: _Pending() for board in (self.read_board, self.write_board)}
 
     def _drain(self, run: Run, end: _State) -> bool:
-        """End the run with a NOP that waits where a state register is still to come, or where a line may still read
-        a register that the kernel goes on to write.
+        """End the run with a NOP that waits where a state register is still to come, or where a line may
+        still read a register that the kernel goes on to write.
         """
-        mask = sum(1 << board for board, pending in end.boards.items()
-                   if pending.results & self.state or pending.sources - self.own)
+        mask = sum(
+            1 << board
+            for board, pending in end.boards.items()
+            if pending.results & self.state or (pending.results | pending.sources) - self.own
+        )
         if mask:
             run.lines.append(Line("NOP", self.nop, run.lines[-1].owner, control=Control(wait_mask=mask)))
         return mask != 0
@@ -152,8 +175,15 @@ class Scheduler:
                     state.boards[board].results |= pending.results
                     state.boards[board].sources |= pending.sources
             earliest = issued[-1] + self._least_stall(run.lines[position - 1]) if issued else 0
-            when, mask = self._demands(run, line, state, earliest)
-            if line.target is not None and line.target != TO_ORIGINAL and line.target <= position:
+            mine = self.own | self.entry_only if position < run.entry else self.own
+            when, mask = self._demands(run, line, state, earliest, mine)
+            if line.target == TO_ORIGINAL:
+                mask |= sum(
+                    1 << board
+                    for board, pending in state.boards.items()
+                    if (pending.results | pending.sources) - self.own
+                )
+            elif line.target is not None and line.target <= position:
                 mask |= sum(1 << board for board, pending in state.boards.items() if pending)
             for board, pending in state.boards.items():
                 if mask >> board & 1:
@@ -174,11 +204,15 @@ class Scheduler:
                 self._stretch(run, issued, position, when)
             issued.append(when)
             self._issue(line, when, mask, state)
-            if line.target is not None:
-                self._branch(line, position, when, state, arriving, issued)
+            if line.target is not None and line.target > position:
+                arriving.setdefault(line.target, []).append(
+                    {b: item.copy() for b, item in state.boards.items()}
+                )
             position += 1
         end = issued[-1] + run.lines[-1].control.stall
-        state.results = {key: [(when - end, name) for when, name in items] for key, items in state.results.items()}
+        state.results = {
+            key: [(when - end, name) for when, name in items] for key, items in state.results.items()
+        }
         return state
 
     def _shift_targets(self, run: Run, at: int) -> None:
@@ -194,17 +228,29 @@ class Scheduler:
         """Give the line before ``position`` the stall that makes ``position`` issue at ``when``."""
         stall = when - issued[-1]
         if not 1 <= stall <= LONGEST_STALL:
-            raise HazardError("stall", f"inserted line {run.lines[position].text!r} before instruction {run.index} needs "
-                              f"{stall} cycles after the line before it", "split the snippet")
+            raise HazardError(
+                "stall",
+                f"inserted line {run.lines[position].text!r} before instruction {run.index} needs "
+                f"{stall} cycles after the line before it",
+                "split the snippet",
+            )
         self._set(run.lines[position - 1], stall, run.lines[position - 1].control)
 
     @staticmethod
     def _set(line: Line, stall: int, control: Control) -> None:
         stall = max(1, stall)
-        line.control = Control(stall, int(stall < YIELD_FROM), control.write_scoreboard, control.read_scoreboard,
-                               control.wait_mask, 0)
+        line.control = Control(
+            stall,
+            int(stall < YIELD_FROM),
+            control.write_scoreboard,
+            control.read_scoreboard,
+            control.wait_mask,
+            0,
+        )
 
-    def _demands(self, run: Run, line: Line, state: _State, earliest: int) -> tuple[int, int]:
+    def _demands(
+        self, run: Run, line: Line, state: _State, earliest: int, mine: frozenset[Key]
+    ) -> tuple[int, int]:
         """(issue time, wait mask) that ``line`` needs."""
         when, mask = earliest, line.control.wait_mask if line.text == "NOP" else 0
         name = line.name
@@ -214,21 +260,24 @@ class Scheduler:
                 when = max([when, *(at + self._settled(file, producer) for at, producer in items)])
         for use in line.facts.reads():
             for key in keys(use):
-                if key in self.own:
+                if key in mine:
                     for at, producer in state.results.get(key, ()):
                         when = max(when, at + self.latency.distance(producer, use.file, name, use.role))
                     for board, pending in state.boards.items():
                         if key in pending.results:
                             mask |= 1 << board
-            if any(key not in self.own for key in keys(use)):
+            if any(key not in mine for key in keys(use)):
                 wait, delay = self._kernel_read(run.index, use, name)
                 mask |= wait
                 when = max(when, delay)
         for use in line.facts.writes():
             for key in keys(use):
-                if key not in self.own:
-                    raise UnsupportedError("snippet-clobbers", f"inserted line {line.text!r} writes {key[0]}{key[1]}, which "
-                                           "belongs to the kernel", "write to a virtual register (%r0, %p0, %ur0)")
+                if key not in mine:
+                    raise UnsupportedError(
+                        "snippet-clobbers",
+                        f"inserted line {line.text!r} writes {key[0]}{key[1]}, which belongs to the kernel",
+                        "write to a virtual register (%r0, %p0, %ur0)",
+                    )
                 for at, producer in state.results.get(key, ()):
                     when = max(when, at + self.latency.overwrite(producer, use.file, name))
                 for board, pending in state.boards.items():
@@ -237,8 +286,10 @@ class Scheduler:
         return when, mask
 
     def _settled(self, file: str, producer: str) -> int:
-        return max([cycles for (name, where, _, _), (cycles, _) in self.latency.pairs.items()
-                    if name == producer and where == file], default=UNSEEN)
+        known = self._settling.get((file, producer))
+        if known is None:
+            known = self._settling[file, producer] = self.latency.settled(producer, file)
+        return known
 
     def _kernel_read(self, index: int, use: Use, name: str) -> tuple[int, int]:
         wanted = (index, use, name)
@@ -264,30 +315,33 @@ class Scheduler:
             pending.sources |= {key for use in facts.reads() if use.file in ("R", "UR") for key in keys(use)}
         for use in facts.writes():
             for key in keys(use):
-                if facts.kind in VARIABLE:
+                if facts.guard == (7, False):
                     state.results.pop(key, None)
-                elif facts.guard == (7, False):
-                    state.results[key] = [(when, line.name)]
-                else:
+                if facts.kind not in VARIABLE:
                     state.results.setdefault(key, []).append((when, line.name))
         self._set(line, self._least_stall(line), Control(1, 1, write_board, read_board, mask))
-
-    def _branch(self, line: Line, position: int, when: int, state: _State,
-                arriving: dict[int, list[dict[int, _Pending]]], issued: list[int]) -> None:
-        if line.target is not None and line.target > position:
-            arriving.setdefault(line.target, []).append({b: item.copy() for b, item in state.boards.items()})
 
     def _across(self, runs: list[Run], ends: dict[int, _State]) -> None:
         """Lengthen the last stall of a run whose fixed-latency results a later run would use too early."""
         by_index = {run.index: run for run in runs}
         for run in runs:
-            shortfall = self._shortfall(run, ends[run.index], by_index)
+            end = ends[run.index]
+            # The kernel may write a register of the entry's right away: let every result land first.
+            landing = [
+                at + self._settled(key[0], producer)
+                for key, items in end.results.items()
+                if key in self.entry_only
+                for at, producer in items
+            ]
+            shortfall = max([self._shortfall(run, end, by_index), *landing])
             if shortfall > 0:
                 last = run.lines[-1]
                 stall = last.control.stall + shortfall
                 if stall > LONGEST_STALL:
-                    raise HazardError("stall", f"the code before instruction {run.index} would have to end with a stall of "
-                                      f"{stall}")
+                    raise HazardError(
+                        "stall",
+                        f"the code before instruction {run.index} would have to end with a stall of {stall}",
+                    )
                 self._set(last, stall, last.control)
 
     def _shortfall(self, run: Run, end: _State, by_index: dict[int, Run]) -> int:
@@ -304,7 +358,7 @@ class Scheduler:
             other = by_index.get(index)
             passed = elapsed
             if other is not None:
-                for line in other.lines[other.entry:]:
+                for line in other.lines[other.entry :]:
                     worst = max(worst, self._early(line, passed, end))
                     passed += line.control.stall
             stack.extend((item, passed + self.view.stall(index)) for item in self.cfg.successors(index))
@@ -315,7 +369,10 @@ class Scheduler:
         for use in line.facts.uses:
             for key in keys(use):
                 for at, producer in end.results.get(key, ()):
-                    needed = (self.latency.overwrite(producer, use.file, line.name) if use.write
-                              else self.latency.distance(producer, use.file, line.name, use.role))
+                    needed = (
+                        self.latency.overwrite(producer, use.file, line.name)
+                        if use.write
+                        else self.latency.distance(producer, use.file, line.name, use.role)
+                    )
                     worst = max(worst, needed - (passed - at))
         return worst

@@ -1,6 +1,7 @@
 """Snippets: SASS text with virtual registers, immediates and labels.
 
-A snippet is written in the grammar that nvdisasm prints, one instruction a line (or separated by ``;``), plus:
+A snippet is written in the grammar that nvdisasm prints, one instruction a line (or separated by ``;``),
+plus:
 
 ==================  ==========================================================================================
 written             stands for
@@ -16,8 +17,8 @@ written             stands for
 ``// text``         a comment
 ==================  ==========================================================================================
 
-``%r<N>``, ``%p<N>`` and ``%ur<N>`` need no declaration (one register each). Control words are never written: the
-scheduler computes them.
+``%r<N>``, ``%p<N>`` and ``%ur<N>`` need no declaration (one register each). Control words are never
+written: the scheduler computes them.
 """
 
 from __future__ import annotations
@@ -40,12 +41,12 @@ _IMPLICIT = re.compile(r"(ur|r|p)\d+\Z")
 _INSTRUCTION = re.compile(r"(?:@!?(?:%?[A-Za-z_]\w*)\s+)?([A-Z][A-Z0-9_]*(?:\.[A-Za-z0-9_]+)*)(?=\s|$|;)")
 _TARGET = re.compile(rf"(?:^|[\s,])(\{{{ORIGINAL}\}}|{_NAME})\s*$")
 
-Piece = "str | Reference"
-
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """One ``%name``, ``%name+offset`` (``kind`` "R", "UR", "P" or "guard") or ``{name}`` (``kind`` "value")."""
+    """One ``%name`` or ``%name+offset`` (``kind`` "R", "UR", "P", "state", "guard"), or ``{name}``
+    (``kind`` "value").
+    """
 
     kind: str
     name: str
@@ -69,11 +70,11 @@ class SnippetLine:
 class Snippet:
     """A piece of SASS and what it needs.
 
-    ``registers`` maps scratch names to widths (1, 2 or 4 consecutive registers, aligned to the width), ``uniforms``
-    the same for uniform registers, ``predicates`` names scratch predicates; ``state`` names registers that the
-    rewriter was asked to :meth:`~gwatch.rewrite.Rewriter.reserve` (they keep their value from site to site).
-    ``inherit_guard``: whether ``%guard`` means the guard of the site's instruction. ``needs`` declares facts that
-    the container must carry ("ctaid.z").
+    ``registers`` maps scratch names to widths (1, 2 or 4 consecutive registers, aligned to the width),
+    ``uniforms`` the same for uniform registers, ``predicates`` names scratch predicates; ``state`` names
+    registers that the rewriter was asked to :meth:`~gwatch.rewrite.Rewriter.reserve` (they keep their value
+    from site to site). ``inherit_guard``: whether ``%guard`` means the guard of the site's instruction.
+    ``needs`` declares facts that the container must carry ("ctaid.z").
 
     Raises ParseError (``[snippet-syntax]``, ``[snippet-name]``, ``[snippet-label]``, ``[snippet-width]``,
     ``[snippet-need]``, ``[snippet-empty]``) with line and column.
@@ -125,16 +126,22 @@ class _Parser:
             self._declare(name, "P", 1)
         for need in snippet.needs:
             if need not in KNOWN_NEEDS:
-                raise ParseError("snippet-need", f"{snippet.name} declares the need {need!r}, which is not known",
-                                 "known: " + " ".join(sorted(KNOWN_NEEDS)))
+                raise ParseError(
+                    "snippet-need",
+                    f"{snippet.name} declares the need {need!r}, which is not known",
+                    "known: " + " ".join(sorted(KNOWN_NEEDS)),
+                )
         self._split()
         if not self._found:
             raise ParseError("snippet-empty", f"{snippet.name} holds no instruction")
         self.lines = tuple(self._line(*entry) for entry in self._found)
         for label, index in self.labels.items():
             if index == len(self.lines):
-                raise ParseError("snippet-label", f"label {label!r} of {snippet.name} stands behind the last instruction",
-                                 "a branch there needs an instruction to land on: add a NOP")
+                raise ParseError(
+                    "snippet-label",
+                    f"label {label!r} of {snippet.name} stands behind the last instruction",
+                    "a branch there needs an instruction to land on: add a NOP",
+                )
         self.values = frozenset(self._values)
 
     def _declare(self, name: str, file: str, width: int) -> None:
@@ -143,8 +150,11 @@ class _Parser:
         if name in self.scratch or name in self.snippet.state:
             raise ParseError("snippet-name", f"register {name!r} of {self.snippet.name} is declared twice")
         if width not in (1, 2, MAX_WIDTH):
-            raise ParseError("snippet-width", f"register {name!r} of {self.snippet.name} is {width} wide",
-                             "widths are 1, 2 or 4")
+            raise ParseError(
+                "snippet-width",
+                f"register {name!r} of {self.snippet.name} is {width} wide",
+                "widths are 1, 2 or 4",
+            )
         self.scratch[name] = (file, width)
 
     def _fail(self, code: str, line: int, column: int, message: str, hint: str = "") -> ParseError:
@@ -160,45 +170,64 @@ class _Parser:
                 while match := _LABEL.match(part):
                     label = match[1]
                     if label in self.labels or label == ORIGINAL:
-                        raise self._fail("snippet-label", number, start + match.start(1),
-                                         f"label {label!r} is defined twice")
+                        raise self._fail(
+                            "snippet-label",
+                            number,
+                            start + match.start(1),
+                            f"label {label!r} is defined twice",
+                        )
                     self.labels[label] = len(self._found)
                     start += match.end()
-                    part = part[match.end():]
+                    part = part[match.end() :]
                 if part.strip():
                     self._found.append((part.strip(), number, start + len(part) - len(part.lstrip())))
 
     def _line(self, text: str, number: int, column: int) -> SnippetLine:
         if not _INSTRUCTION.match(text):
-            raise self._fail("snippet-syntax", number, column, f"{text!r} is not an instruction",
-                             "write it as nvdisasm prints it, without a control word")
+            raise self._fail(
+                "snippet-syntax",
+                number,
+                column,
+                f"{text!r} is not an instruction",
+                "write it as nvdisasm prints it, without a control word",
+            )
         body, target = text, None
         found = _TARGET.search(text)
         if found and (found[1] == f"{{{ORIGINAL}}}" or found[1] in self.labels):
             target = found[1].strip("{}")
             body = text[: found.start(1)]
-        guarded = text.startswith(f"@%{GUARD}") or text.startswith(f"@!%{GUARD}")
+        guarded = text.startswith(f"@%{GUARD}")
         if text.startswith(f"@!%{GUARD}"):
-            raise self._fail("snippet-name", number, column, "the site's guard cannot be negated",
-                             "use @%guard")
+            raise self._fail(
+                "snippet-name", number, column, "the site's guard cannot be negated", "use @%guard"
+            )
         pieces: list[str | Reference] = []
         at = 0
         for match in _REFERENCE.finditer(body):
-            pieces.append(body[at: match.start()])
+            pieces.append(body[at : match.start()])
             pieces.append(self._reference(match, number, column + match.start()))
             at = match.end()
         pieces.append(body[at:])
         for piece in pieces:
             if isinstance(piece, str) and (stray := re.search(r"[%{](?!\d)", piece)):
-                raise self._fail("snippet-syntax", number, column, f"{piece[stray.start():]!r} is not a register "
-                                 "or value name")
+                raise self._fail(
+                    "snippet-syntax",
+                    number,
+                    column,
+                    f"{piece[stray.start() :]!r} is not a register or value name",
+                )
         return SnippetLine(tuple(pieces), target, number, guarded)
 
     def _reference(self, match: re.Match[str], number: int, column: int) -> Reference:
         if match[3]:
             if match[3] == ORIGINAL:
-                raise self._fail("snippet-label", number, column, "{original} is only a control-flow target",
-                                 "write it as the last operand of a branch")
+                raise self._fail(
+                    "snippet-label",
+                    number,
+                    column,
+                    "{original} is only a control-flow target",
+                    "write it as the last operand of a branch",
+                )
             self._values.add(match[3])
             return Reference("value", match[3])
         name, offset = match[1], int(match[2] or 0)
@@ -209,10 +238,17 @@ class _Parser:
         if name not in self.scratch:
             implicit = _IMPLICIT.match(name)
             if not implicit:
-                raise self._fail("snippet-name", number, column, f"%{name} is not declared",
-                                 "declare it in registers=, predicates=, uniforms= or state=, or call it %r0, %p0, %ur0")
+                raise self._fail(
+                    "snippet-name",
+                    number,
+                    column,
+                    f"%{name} is not declared",
+                    "declare it in registers=, predicates=, uniforms= or state=, or call it %r0, %p0, %ur0",
+                )
             self.scratch[name] = (implicit[1].upper(), 1)
         file, width = self.scratch[name]
         if offset >= width:
-            raise self._fail("snippet-width", number, column, f"%{name}+{offset} is outside its {width} registers")
+            raise self._fail(
+                "snippet-width", number, column, f"%{name}+{offset} is outside its {width} registers"
+            )
         return Reference(file, name, offset)

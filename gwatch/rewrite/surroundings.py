@@ -35,7 +35,9 @@ class Surroundings:
         """The section's control flow."""
         size = self.isa.arch.instruction_size
         entries = [0, *(symbol.value // size for symbol in self.kernel.inner_functions)]
-        return build_cfg(self.isa, self.kernel.words, [item for item in entries if item < len(self.kernel.words)])
+        return build_cfg(
+            self.isa, self.kernel.words, [item for item in entries if item < len(self.kernel.words)]
+        )
 
     @cached_property
     def waits(self) -> Waits:
@@ -44,7 +46,9 @@ class Surroundings:
 
     @cached_property
     def padding(self) -> int:
-        """Index of the first instruction of the padding: the branch to itself and the NOPs at the section's end."""
+        """Index of the first instruction of the padding: the branch to itself and the NOPs at the section's
+        end.
+        """
         count = len(self.view)
         if self.view.facts(count - 1).mnemonic != "NOP":
             return count
@@ -67,8 +71,11 @@ class Surroundings:
         """Indices of instructions that a relocation changes."""
         elf = self.cubin.elf
         size = self.isa.arch.instruction_size
-        return frozenset(item.offset // size for section in elf.relocation_sections(self.kernel.section_index)
-                         for item in elf.relocations(section))
+        return frozenset(
+            item.offset // size
+            for section in elf.relocation_sections(self.kernel.section_index)
+            for item in elf.relocations(section)
+        )
 
     @cached_property
     def returns(self) -> dict[int, int]:
@@ -89,7 +96,10 @@ class Surroundings:
     @cached_property
     def first_free(self) -> int:
         """The first general register that neither the kernel nor a function it may call names."""
-        counts = [self.kernel.register_count, *(function.register_count for function in self.functions.values())]
+        counts = [
+            self.kernel.register_count,
+            *(function.register_count for function in self.functions.values()),
+        ]
         return max(0, max(counts) - SPARE)
 
     def named(self, file: str) -> frozenset[int]:
@@ -104,8 +114,10 @@ class Surroundings:
             if bad:
                 facts = view.facts(bad[0])
                 raise UnsupportedError(
-                    "word-unknown", f"{self.kernel.name}: instruction {bad[0]} ({facts.text or 'unreadable'}): the tables can't "
-                    f"say all it reads and writes, so which {file} registers are free can't be told")
+                    "word-unknown",
+                    f"{self.kernel.name}: instruction {bad[0]} ({facts.text or 'unreadable'}): the tables can't "
+                    f"say all it reads and writes, so which {file} registers are free can't be told",
+                )
             out |= view.named(file)
         return frozenset(out)
 
@@ -114,14 +126,21 @@ class Surroundings:
         name = self.kernel.name
         flow = self.cfg.flow
         for mnemonic, code, what in (
-                ("BRX", "jump-table", "a jump table"), ("BRXU", "jump-table", "a jump table"),
-                ("JMX", "jump-table", "an indirect jump"), ("JMP", "jump-table", "an absolute jump"),
-                ("JMXU", "jump-table", "an indirect jump"), ("USETMAXREG", "setmaxnreg", "setmaxnreg (register budgets "
-                 "per warp role)"), ("RPCMOV", "pc-arithmetic", "code that writes the return pc")):
+            ("BRX", "jump-table", "a jump table"),
+            ("BRXU", "jump-table", "a jump table"),
+            ("JMX", "jump-table", "an indirect jump"),
+            ("JMP", "jump-table", "an absolute jump"),
+            ("JMXU", "jump-table", "an indirect jump"),
+            ("USETMAXREG", "setmaxnreg", "setmaxnreg (register budgets per warp role)"),
+            ("RPCMOV", "pc-arithmetic", "code that writes the return pc"),
+        ):
             if mnemonic in flow.mnemonics:
                 index = flow.mnemonics[mnemonic]
-                raise UnsupportedError(code, f"{name} has {what} (instruction {index}, "
-                                       f"0x{index * self.cfg.instruction_size:x}): not rewritten yet")
+                raise UnsupportedError(
+                    code,
+                    f"{name} has {what} (instruction {index}, "
+                    f"0x{index * self.cfg.instruction_size:x}): not rewritten yet",
+                )
         refuse_relative_returns(self.view, self.cfg)
         if self.returns is not None and twin and self.kernel.inner_functions:
             self._refuse_inner_references()
@@ -135,12 +154,15 @@ class Surroundings:
                 continue
             for item in elf.relocations(section):
                 if item.symbol in inner:
-                    raise UnsupportedError("inner-function", f"{inner[item.symbol]} inside {self.kernel.name} is named by a "
-                                           "relocation, so an untouched copy of the kernel can't be kept beside it")
+                    raise UnsupportedError(
+                        "inner-function",
+                        f"{inner[item.symbol]} inside {self.kernel.name} is named by a "
+                        "relocation, so an untouched copy of the kernel can't be kept beside it",
+                    )
 
     def refuse_unknown_callees(self) -> None:
-        """Raise UnsupportedError ``[callee-unknown]`` when code outside the cubin may run between sites and come back:
-        nobody can say which registers it uses.
+        """Raise UnsupportedError ``[callee-unknown]`` when code outside the cubin may run between sites and
+        come back: nobody can say which registers it uses.
         """
         if not self.leaves:
             return
@@ -156,5 +178,8 @@ class Surroundings:
             unknown = sorted((callees & outside) - NEVER_RETURN)
             if unknown:
                 raise UnsupportedError(
-                    "callee-unknown", f"{self.kernel.name} calls {unknown[0]} (instruction {index}), whose code isn't in the "
-                    "cubin, so no register is known to survive it", "choose a kernel without such calls")
+                    "callee-unknown",
+                    f"{self.kernel.name} calls {unknown[0]} (instruction {index}), whose code isn't in the "
+                    "cubin, so no register is known to survive it",
+                    "choose a kernel without such calls",
+                )

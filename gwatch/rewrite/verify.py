@@ -1,8 +1,9 @@
 """Prove a rewrite by another road: nvdisasm reads both images, gwatch's own tables are not asked.
 
-The listing of the rewritten kernel without the inserted lines must be the listing of the original: same text, same
-order, every label and target at the same instruction (or at the first line inserted before it). The untouched copy
-must read like the original. Every offset in the kernel's ``.nv.info`` must point at the instruction it pointed at.
+The listing of the rewritten kernel without the inserted lines must be the listing of the original: same text,
+same order, every label and target at the same instruction (or at the first line inserted before it). The
+untouched copy must read like the original. Every offset in the kernel's ``.nv.info`` must point at the
+instruction it pointed at.
 """
 
 from __future__ import annotations
@@ -21,17 +22,22 @@ SIZE = 16
 _NAMED = re.compile(r"`\(([^()`]+)\)|(\.L_x_\d+)")
 # Attribute -> (32-bit words per record, which of them are offsets).
 _OFFSETS: dict[int, tuple[int, tuple[int, ...]]] = {
-    Attr.EXIT_INSTR_OFFSETS: (1, (0,)), Attr.COOP_GROUP_INSTR_OFFSETS: (1, (0,)),
-    Attr.INT_WARP_WIDE_INSTR_OFFSETS: (1, (0,)), Attr.SYSCALL_OFFSETS: (1, (0,)),
-    Attr.MBARRIER_INSTR_OFFSETS: (4, (0,)), Attr.UNUSED_LOAD_BYTE_OFFSET: (2, (0,)),
-    Attr.ANNOTATIONS: (2, (1,)), Attr.INSTR_REG_MAP: (3, (0,)), Attr.ATOM16_EMUL_INSTR_REG_MAP: (2, (0,)),
+    Attr.EXIT_INSTR_OFFSETS: (1, (0,)),
+    Attr.COOP_GROUP_INSTR_OFFSETS: (1, (0,)),
+    Attr.INT_WARP_WIDE_INSTR_OFFSETS: (1, (0,)),
+    Attr.SYSCALL_OFFSETS: (1, (0,)),
+    Attr.MBARRIER_INSTR_OFFSETS: (4, (0,)),
+    Attr.UNUSED_LOAD_BYTE_OFFSET: (2, (0,)),
+    Attr.ANNOTATIONS: (2, (1,)),
+    Attr.INSTR_REG_MAP: (3, (0,)),
+    Attr.ATOM16_EMUL_INSTR_REG_MAP: (2, (0,)),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """What was compared: ``instructions`` of the original, ``inserted`` lines taken out, ``targets`` and ``labels``
-    followed, ``offsets`` of attributes, ``copies`` of the code.
+    """What was compared: ``instructions`` of the original, ``inserted`` lines taken out, ``targets`` and
+    ``labels`` followed, ``offsets`` of attributes, ``copies`` of the code.
     """
 
     instructions: int
@@ -60,14 +66,16 @@ class _Comparison:
     def run(self, original: bytes) -> Verified:
         old, new = self.before.instructions, self.after.instructions
         if len(old) != len(self.place) or len(new) != len(self.result.words):
-            raise self.fail(f"nvdisasm lists {len(old)} and {len(new)} instructions, not {len(self.place)} and "
-                            f"{len(self.result.words)}")
+            raise self.fail(
+                f"nvdisasm lists {len(old)} and {len(new)} instructions, not {len(self.place)} and "
+                f"{len(self.result.words)}"
+            )
         inserted = {index for index, flag in enumerate(self.result.inserted.tolist()) if flag}
         start = self.result.twin if self.result.twin is not None else len(new)
         kept = [index for index in range(start) if index not in inserted]
         if kept[: len(old)] != self.place:
             raise self.fail("the inserted lines are not where the place map says")
-        for index in kept[len(old):]:
+        for index in kept[len(old) :]:
             if not new[index].text.startswith("NOP") and new[index].text != new[index - 1].text:
                 raise self.fail(f"padding line {index} is {new[index].text}")
         for index, line in enumerate(old):
@@ -76,7 +84,14 @@ class _Comparison:
                 self._twin(index, line.text, new[self.result.twin + index].text)
         self._labels()
         self._attributes(original)
-        return Verified(len(old), len(inserted), self.targets, self.labels, self.offsets, 1 + (self.result.twin is not None))
+        return Verified(
+            len(old),
+            len(inserted),
+            self.targets,
+            self.labels,
+            self.offsets,
+            1 + (self.result.twin is not None),
+        )
 
     def _number(self, section: ListedSection, name: str) -> int | None:
         if name in section.labels:
@@ -132,7 +147,10 @@ class _Comparison:
         count = len(self.place)
         for name, offset in self.before.labels.items():
             number = offset // SIZE
-            if number < count and not {self._moved(number, False), self.target[number], self.place[number]} & known:
+            if (
+                number < count
+                and not {self._moved(number, False), self.target[number], self.place[number]} & known
+            ):
                 raise self.fail(f"label {name} of instruction {number} is gone")
             self.labels += 1
 
@@ -165,7 +183,7 @@ class _Comparison:
 
 def _records(words: object, width: int) -> list[tuple[int, ...]]:
     flat = list(words)  # type: ignore[call-overload]
-    return [tuple(flat[at: at + width]) for at in range(0, len(flat), width)]
+    return [tuple(flat[at : at + width]) for at in range(0, len(flat), width)]
 
 
 def _section(image: bytes, kernel: str) -> ListedSection:
@@ -185,6 +203,3 @@ def verify(original: bytes, result: Rewritten) -> Verified:
     Raises HazardError ``[verify]`` for the first difference, ToolError when nvdisasm is missing.
     """
     return _Comparison(original, result).run(original)
-
-
-

@@ -1,13 +1,14 @@
 """Control flow of one text section: which instruction may follow which.
 
-Everything here works on instruction *indices* (address / instruction size) of one section. The graph is a safe
-over-approximation on what a section can show: a call enters its callee and every return of that callee leads back
-behind each of its calls; a call that leaves the section continues behind itself. Indirect branches (jump tables)
-have no successor here; callers that need them look at :attr:`Cfg.indirect` and refuse.
+Everything here works on instruction *indices* (address / instruction size) of one section. The graph is a
+safe over-approximation on what a section can show: a call enters its callee and every return of that callee
+leads back behind each of its calls; a call that leaves the section continues behind itself. Indirect branches
+(jump tables) have no successor here; callers that need them look at :attr:`Cfg.indirect` and refuse.
 
 Semantics as seen in compiler output: ``BRA`` is conditional when it has a guard or a further operand
-(``BRA P1, target``, ``BRA.DIV UR4, target``); ``WARPSYNC.COLLECTIVE`` goes on or jumps; ``BSSY`` and ``LEPC`` name
-an address and go on; ``BSYNC`` goes on behind itself, and where a ``BSSY`` names another place also there.
+(``BRA P1, target``, ``BRA.DIV UR4, target``); ``WARPSYNC.COLLECTIVE`` goes on or jumps; ``BSSY`` and ``LEPC``
+name an address and go on; ``BSYNC`` goes on behind itself, and where a ``BSSY`` names another place also
+there.
 """
 
 from __future__ import annotations
@@ -45,10 +46,23 @@ class Flow(IntEnum):
 
 
 _KINDS = {
-    "BRA": Flow.BRANCH, "JMP": Flow.INDIRECT, "BRX": Flow.INDIRECT, "BRXU": Flow.INDIRECT, "JMX": Flow.INDIRECT,
-    "JMXU": Flow.INDIRECT, "CALL": Flow.CALL, "RET": Flow.RETURN, "EXIT": Flow.EXIT, "KILL": Flow.EXIT,
-    "BSSY": Flow.REFERENCE, "LEPC": Flow.REFERENCE, "ULEPC": Flow.REFERENCE, "WARPSYNC": Flow.SPLIT,
-    "RTT": Flow.EXIT, "PRET": Flow.RETURN, "JCAL": Flow.CALL_OUT,
+    "BRA": Flow.BRANCH,
+    "JMP": Flow.INDIRECT,
+    "BRX": Flow.INDIRECT,
+    "BRXU": Flow.INDIRECT,
+    "JMX": Flow.INDIRECT,
+    "JMXU": Flow.INDIRECT,
+    "CALL": Flow.CALL,
+    "RET": Flow.RETURN,
+    "EXIT": Flow.EXIT,
+    "KILL": Flow.EXIT,
+    "BSSY": Flow.REFERENCE,
+    "LEPC": Flow.REFERENCE,
+    "ULEPC": Flow.REFERENCE,
+    "WARPSYNC": Flow.SPLIT,
+    "RTT": Flow.EXIT,
+    "PRET": Flow.RETURN,
+    "JCAL": Flow.CALL_OUT,
 }
 FLOW_MNEMONICS = frozenset(_KINDS)
 _FALLS_THROUGH = np.array([True, True, True, False, True, False, False, False, True])
@@ -57,7 +71,8 @@ _FALLS_THROUGH = np.array([True, True, True, False, True, False, False, False, T
 def opcode_keys(words: Words) -> npt.NDArray[np.int32]:
     """The 13-bit opcode of each word ``(n, 2)``: bits 0-11 and bit 91."""
     low = (words[:, 0] & np.uint64(0xFFF)).astype(np.int32)
-    return low | (((words[:, 1] >> np.uint64(27)) & np.uint64(1)).astype(np.int32) << 12)
+    high = ((words[:, 1] >> np.uint64(27)) & np.uint64(1)).astype(np.int32)
+    return np.asarray(low | high << 12, np.int32)
 
 
 def word_at(words: Words, index: int) -> int:
@@ -67,8 +82,8 @@ def word_at(words: Words, index: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class FlowTable:
-    """Per instruction: ``kind`` (:class:`Flow`), ``conditional`` (may also do nothing), ``target`` (index in the
-    section; -1 none, -2 outside it). ``barrier`` is the index of the B register of BSSY/BSYNC, or -1.
+    """Per instruction: ``kind`` (:class:`Flow`), ``conditional`` (may also do nothing), ``target`` (index in
+    the section; -1 none, -2 outside it). ``barrier`` is the index of the B register of BSSY/BSYNC, or -1.
     ``mnemonics``: every mnemonic of the section with the first index it occurs at.
     """
 
@@ -86,8 +101,8 @@ class FlowTable:
 def flow_table(isa: Isa, words: Words) -> FlowTable:
     """The control flow of each of ``words`` ``(n, 2)``, a whole section starting at address 0.
 
-    Raises UnsupportedError ``[word-unknown]`` for an opcode the tables don't hold (it could be a branch) and for a
-    control-flow instruction that they can't read.
+    Raises UnsupportedError ``[word-unknown]`` for an opcode the tables don't hold (it could be a branch) and
+    for a control-flow instruction that they can't read.
     """
     count = len(words)
     size = isa.arch.instruction_size
@@ -110,8 +125,11 @@ def flow_table(isa: Isa, words: Words) -> FlowTable:
             try:
                 decoded = isa.decode(word_at(words, index), pc=index * size)
             except DecodeError as error:
-                raise UnsupportedError("word-unknown", f"instruction {index} (0x{index * size:x}): a {mnemonic} that "
-                                       f"the tables can't read ({error.message})") from error
+                raise UnsupportedError(
+                    "word-unknown",
+                    f"instruction {index} (0x{index * size:x}): a {mnemonic} that "
+                    f"the tables can't read ({error.message})",
+                ) from error
             address = decoded.target
             if address is not None:
                 inside = address % size == 0 and 0 <= address < count * size
@@ -124,8 +142,9 @@ def flow_table(isa: Isa, words: Words) -> FlowTable:
             elif mnemonic == "BSSY":
                 barrier[index] = _barrier(isa, words, index)
             kind[index] = flow
-            conditional[index] = decoded.guard.index != isa.arch.predicate_true or decoded.guard.negated or (
-                flow in (Flow.BRANCH, Flow.EXIT) and _operand_count(decoded.text) > (flow == Flow.BRANCH))
+            conditional[index] = decoded.guard != (isa.arch.predicate_true, False) or (
+                flow in (Flow.BRANCH, Flow.EXIT) and _operand_count(decoded.text) > (flow == Flow.BRANCH)
+            )
     return FlowTable(kind, conditional, target, barrier, mnemonics)
 
 
@@ -144,9 +163,12 @@ def _mnemonic(isa: Isa, words: Words, places: npt.NDArray[np.int64]) -> str:
         except DecodeError:
             continue
     first = int(places[0])
-    raise UnsupportedError("word-unknown", f"instruction {first} (0x{first * size:x}, word "
-                           f"{word_at(words, first):#034x}) has an opcode that the tables don't hold",
-                           "whether it is a branch can't be told, so this kernel isn't rewritten")
+    raise UnsupportedError(
+        "word-unknown",
+        f"instruction {first} (0x{first * size:x}, word "
+        f"{word_at(words, first):#034x}) has an opcode that the tables don't hold",
+        "whether it is a branch can't be told, so this kernel isn't rewritten",
+    )
 
 
 def _barrier(isa: Isa, words: Words, index: int) -> int:
@@ -157,7 +179,8 @@ def _barrier(isa: Isa, words: Words, index: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Instructions ``start`` up to (not including) ``end``, entered at the top only, left at the bottom only."""
+    """Instructions ``start`` up to (not including) ``end``, entered at the top only, left at the bottom
+    only."""
 
     start: int
     end: int
@@ -180,7 +203,7 @@ class Cfg:
         count = len(flow.kind)
         self._falls = _FALLS_THROUGH[flow.kind] | flow.conditional
         self._falls &= ~((flow.kind == Flow.BRANCH) & ~flow.conditional)
-        self._falls[count - 1:] = False
+        self._falls[count - 1 :] = False
         jumps = np.flatnonzero(np.isin(flow.kind, (Flow.BRANCH, Flow.SPLIT, Flow.CALL)) & (flow.target >= 0))
         for index in jumps.tolist():
             self._edge(index, int(flow.target[index]))
@@ -253,7 +276,8 @@ class Cfg:
     @property
     def indirect(self) -> list[int]:
         """Indices of indirect branches (jump tables), whose successors the section does not show."""
-        return np.flatnonzero(self.flow.kind == Flow.INDIRECT).tolist()
+        found: list[int] = np.flatnonzero(self.flow.kind == Flow.INDIRECT).tolist()
+        return found
 
     @property
     def leaders(self) -> npt.NDArray[np.bool_]:

@@ -1,9 +1,10 @@
 """Replay a rewritten section against the latency and scoreboard model, knowing nothing of how it was planned.
 
-:func:`check_rewrite` looks at the finished words alone: every original instruction is in its place and unchanged
-apart from moved code positions and cleared reuse bits; every code position reaches what it reached before; inserted
-code writes only registers of its own; each of its reads comes late enough and behind the right waits on every path;
-nothing it leaves in flight can be overwritten too early. A single disagreement raises HazardError.
+:func:`check_rewrite` looks at the finished words alone: every original instruction is in its place and
+unchanged apart from moved code positions and cleared reuse bits; every code position reaches what it reached
+before; inserted code writes only registers of its own; each of its reads comes late enough and behind the
+right waits on every path; nothing it leaves in flight can be overwritten too early. A single disagreement
+raises HazardError.
 """
 
 from __future__ import annotations
@@ -45,10 +46,11 @@ class Report:
 class Rewrite:
     """The finished code and what it claims to be.
 
-    ``view``/``cfg``/``waits``: the original section. ``words`` ``(m, 2)``: new code, then padding, then the twin if
-    there is one (``twin`` is its first index). ``inserted`` (m,): which words are new. ``entry``: how many of the
-    words before the first original run only at function entry. ``own``: the registers given to inserted code.
-    ``returns``: original instructions that load a return address, with the address. ``count``: words before padding.
+    ``view``/``cfg``/``waits``: the original section. ``words`` ``(m, 2)``: new code, then padding, then the
+    twin if there is one (``twin`` is its first index). ``inserted`` (m,): which words are new. ``entry``: how
+    many of the words before the first original run only at function entry. ``own``: the registers given to
+    inserted code; ``entry_only``: further ones that the entry's words may use. ``returns``: original
+    instructions that load a return address, with the address. ``count``: words before padding.
     """
 
     view: CodeView
@@ -59,6 +61,7 @@ class Rewrite:
     count: int
     entry: int
     own: frozenset[Key]
+    entry_only: frozenset[Key]
     returns: dict[int, int]
     twin: int | None
 
@@ -82,7 +85,9 @@ class _Flight:
                 mine.setdefault(board, set()).update(found)
 
     def copy(self) -> _Flight:
-        return _Flight({b: set(k) for b, k in self.results.items()}, {b: set(k) for b, k in self.sources.items()})
+        return _Flight(
+            {b: set(k) for b, k in self.results.items()}, {b: set(k) for b, k in self.sources.items()}
+        )
 
 
 def _keys(use: Use) -> Iterator[Key]:
@@ -107,7 +112,9 @@ class RewriteChecker:
     def run(self) -> list[Report]:
         """All reports, in code order."""
         if len(self.place) != len(self.old.view):
-            self._report(0, "missing", f"{len(self.place)} original instructions are there, not {len(self.old.view)}")
+            self._report(
+                0, "missing", f"{len(self.place)} original instructions are there, not {len(self.old.view)}"
+            )
             return self.reports
         self._originals()
         self._tail()
@@ -119,7 +126,8 @@ class RewriteChecker:
     def _report(self, index: int, kind: str, message: str) -> None:
         self.reports.append(Report(index, kind, message))
 
-    # original code ---------------------------------------------------------------------------------------------
+    # original code
+    # ---------------------------------------------------------------------------------------------
 
     def _reached(self, target: int, plain: bool) -> int:
         """Where something that reaches original instruction ``target`` must now lead."""
@@ -147,14 +155,20 @@ class RewriteChecker:
             value = int(new[index, 0] >> np.uint64(32))
             wanted = self._reached(address // self.size, plain=False) * self.size
             if value != wanted:
-                self._report(int(self.place[index]), "return-address", f"instruction {index} loads return address "
-                             f"{value:#x}, not {wanted:#x}")
+                self._report(
+                    int(self.place[index]),
+                    "return-address",
+                    f"instruction {index} loads return address {value:#x}, not {wanted:#x}",
+                )
 
     def _reuse(self, old: Words, new: Words, differs: Words, followed: npt.NDArray[np.bool_]) -> None:
         held = ((new[:, 1] & _REUSE_HIGH) != 0) & ((new[:, 1] & _YIELD_HIGH) != 0) & followed
         for index in np.flatnonzero(held).tolist():
-            self._report(int(self.place[index]), "reuse", f"instruction {index} keeps operands for an instruction that no "
-                         "longer follows it")
+            self._report(
+                int(self.place[index]),
+                "reuse",
+                f"instruction {index} keeps operands for an instruction that no longer follows it",
+            )
         cleared = followed & ((new[:, 1] & _REUSE_HIGH) == 0)
         differs[cleared, 1] &= ~_REUSE_HIGH
 
@@ -165,8 +179,12 @@ class RewriteChecker:
             target = int(after.target[place])
             wanted = self._reached(int(before.target[index]), before.kind[index] == Flow.RETURN)
             if target != wanted or before.kind[index] != after.kind[place]:
-                self._report(place, "target", f"instruction {index} ({self.view.facts(place).text}) leads to new "
-                             f"instruction {target}, not {wanted}")
+                self._report(
+                    place,
+                    "target",
+                    f"instruction {index} ({self.view.facts(place).text}) leads to new "
+                    f"instruction {target}, not {wanted}",
+                )
                 continue
             # The target field is all that may differ: put the old target back and compare.
             word = int(self.view.words[place, 0]) | int(self.view.words[place, 1]) << 64
@@ -178,12 +196,15 @@ class RewriteChecker:
     def _tail(self) -> None:
         old = self.old
         stop = len(old.words) if old.twin is None else old.twin
-        if stop % 8 or (old.words[old.count: stop] != old.view.words[-1]).any():
-            self._report(old.count, "padding", "the code is not padded to 128 bytes with what the kernel ended with")
-        if old.twin is not None and not np.array_equal(old.words[old.twin:], old.view.words):
+        if stop % 8 or (old.words[old.count : stop] != old.view.words[-1]).any():
+            self._report(
+                old.count, "padding", "the code is not padded to 128 bytes with what the kernel ended with"
+            )
+        if old.twin is not None and not np.array_equal(old.words[old.twin :], old.view.words):
             self._report(old.twin, "twin", "the copy behind the code is not the original")
 
-    # inserted code ---------------------------------------------------------------------------------------------
+    # inserted code
+    # ---------------------------------------------------------------------------------------------
 
     def _line(self, index: int) -> None:
         facts = self.view.facts(index)
@@ -191,16 +212,24 @@ class RewriteChecker:
             self._report(index, "unknown", "an inserted word can't be read")
             return
         self._control(index)
+        mine = self._mine(index)
         for use in facts.writes():
             for key in _keys(use):
-                if key not in self.old.own:
-                    self._report(index, "clobber", f"{facts.text} writes {key[0]}{key[1]}, which belongs to the kernel")
+                if key not in mine:
+                    self._report(
+                        index, "clobber", f"{facts.text} writes {key[0]}{key[1]}, which belongs to the kernel"
+                    )
         for use in facts.uses:
-            if any(key in self.old.own for key in _keys(use)):
+            ours = [key in mine for key in _keys(use)]
+            if any(ours):
                 self._window(index, use)
-            elif not use.write:
+            if not all(ours) and not use.write:
                 self._kernel_value(index, use)
             self.reads += not use.write
+
+    def _mine(self, index: int) -> frozenset[Key]:
+        """Registers that the inserted word ``index`` may write."""
+        return self.old.own | self.old.entry_only if index < self.old.entry else self.old.own
 
     def _control(self, index: int) -> None:
         facts = self.view.facts(index)
@@ -225,7 +254,11 @@ class RewriteChecker:
         """Fixed-latency results of inserted code: walk back until no result can still be on its way."""
         consumer = self.view.facts(index)
         best: dict[tuple[int, Key], int] = {}
-        stack = [(before, self.view.stall(before), key) for before in self.cfg.predecessors(index) for key in _keys(use)]
+        stack = [
+            (before, self.view.stall(before), key)
+            for before in self.cfg.predecessors(index)
+            for key in _keys(use)
+        ]
         while stack:
             at, distance, key = stack.pop()
             if distance >= FAR or best.get((at, key), FAR) <= distance:
@@ -236,56 +269,100 @@ class RewriteChecker:
             if written and facts.kind == "fixed":
                 name = latency_class(consumer.opcode)
                 producer = latency_class(facts.opcode)
-                needed = (self.latency.overwrite(producer, key[0], name) if use.write
-                          else self.latency.distance(producer, key[0], name, use.role))
+                needed = (
+                    self.latency.overwrite(producer, key[0], name)
+                    if use.write
+                    else self.latency.distance(producer, key[0], name, use.role)
+                )
                 if distance < needed:
-                    self._report(index, "overwrite" if use.write else "too-early",
-                                 f"{consumer.text} issues {distance} cycles after {facts.text} (new instruction {at}); "
-                                 f"{key[0]}{key[1]} needs {needed}")
+                    self._report(
+                        index,
+                        "overwrite" if use.write else "too-early",
+                        f"{consumer.text} issues {distance} cycles after {facts.text} (new instruction {at}); "
+                        f"{key[0]}{key[1]} needs {needed}",
+                    )
             if written and facts.guard == (7, False):
                 continue
-            stack.extend((before, distance + self.view.stall(before), key) for before in self.cfg.predecessors(at))
+            stack.extend(
+                (before, distance + self.view.stall(before), key) for before in self.cfg.predecessors(at)
+            )
 
     def _kernel_value(self, index: int, use: Use) -> None:
         facts = self.view.facts(index)
         try:
-            need = readiness(self.cfg, self.view, self.waits, self.latency, index, use, latency_class(facts.opcode))
+            need = readiness(
+                self.cfg, self.view, self.waits, self.latency, index, use, latency_class(facts.opcode)
+            )
         except GWatchError as error:
             self._report(index, "not-ready", error.message)
             return
         missing = need.wait_mask & ~int(self.view.control["wait_mask"][index])
         if missing or need.delay > 0:
-            self._report(index, "not-ready", f"{facts.text} reads {use.file}{use.first} "
-                         + (f"without waiting for scoreboards {missing:#x}" if missing else f"{need.delay} cycles early"))
+            self._report(
+                index,
+                "not-ready",
+                f"{facts.text} reads {use.file}{use.first} "
+                + (
+                    f"without waiting for scoreboards {missing:#x}"
+                    if missing
+                    else f"{need.delay} cycles early"
+                ),
+            )
 
     def _flights(self) -> None:
         """Scoreboards of inserted code: nothing in flight is read, overwritten or lent out too long."""
-        runs = list(self._bounds())
+        edges = np.flatnonzero(np.diff(np.concatenate(([0], self.inserted.astype(np.int8), [0]))))
+        runs = edges.reshape(-1, 2).tolist()
         carried = _Flight()
         for first, end in runs:
-            carried.merge(self._replay(first, end, _Flight(), report=False))
+            carried.merge(self._replay(first, end, _Flight(), _Flight(), report=False))
         for first, end in runs:
-            fresh = first == 0 and end == self.old.entry
-            after = self._replay(first, end, _Flight() if fresh else carried.copy(), report=True)
-            lent = {key for keys in after.sources.values() for key in keys if key not in self.old.own}
+            start = _Flight() if first < self.old.entry else carried.copy()
+            self._handed_over(end, self._replay(first, end, start, carried, report=True))
+        self._entry_lands()
+
+    def _handed_over(self, end: int, flight: _Flight) -> None:
+        """Report registers of the kernel (or of its entry) that are still in flight when the kernel goes
+        on."""
+        for where, found in (("be read", flight.sources), ("be written", flight.results)):
+            lent = {key for keys in found.values() for key in keys} - self.old.own
             if lent:
                 name = "".join(map(str, min(lent)))
-                self._report(end - 1, "lent", f"{name} may still be read when the kernel goes on to write it")
+                self._report(end - 1, "lent", f"{name} may still {where} when the kernel goes on")
 
-    def _bounds(self) -> Iterator[tuple[int, int]]:
-        edges = np.flatnonzero(np.diff(np.concatenate(([0], self.inserted.astype(np.int8), [0]))))
-        for first, end in edges.reshape(-1, 2).tolist():
-            if first == 0 < self.old.entry < end:
-                yield 0, self.old.entry
-                yield self.old.entry, end
-            else:
-                yield first, end
+    def _entry_lands(self) -> None:
+        """Results in registers that the kernel uses as well must be there before it runs."""
+        left = 0
+        for index in reversed(range(self.old.entry)):
+            left += self.view.stall(index)
+            facts = self.view.facts(index)
+            shared = any(key not in self.old.own for use in facts.writes() for key in _keys(use))
+            if shared and facts.kind == "fixed":
+                slow = max(
+                    self.latency.settled(latency_class(facts.opcode), use.file) for use in facts.writes()
+                )
+                after = self._behind_entry()
+                if left + after < slow:
+                    self._report(
+                        index,
+                        "lands-late",
+                        f"{facts.text} may land {slow - left - after} cycles into the kernel",
+                    )
 
-    def _replay(self, first: int, end: int, flight: _Flight, report: bool) -> _Flight:
+    def _behind_entry(self) -> int:
+        index, cycles = self.old.entry, 0
+        while index < len(self.inserted) and self.inserted[index]:
+            cycles += self.view.stall(index)
+            index += 1
+        return cycles
+
+    def _replay(self, first: int, end: int, flight: _Flight, joining: _Flight, report: bool) -> _Flight:
         arriving: dict[int, list[_Flight]] = {}
         for index in range(first, end):
             for other in arriving.get(index, []):
                 flight.merge(other)
+            if index == self.old.entry and index > first and self.cfg.predecessors(index) != [index - 1]:
+                flight.merge(joining)
             facts, control = self.view.facts(index), self.view.control[index]
             flight.wait(int(self.waits.mask[index]))
             if report:
@@ -293,10 +370,15 @@ class RewriteChecker:
             if facts.kind == "variable":
                 writer, reader = int(control["write_scoreboard"]), int(control["read_scoreboard"])
                 board = reader if reader != NO_SCOREBOARD else writer
-                flight.results.setdefault(writer, set()).update(key for use in facts.writes() for key in _keys(use))
+                flight.results.setdefault(writer, set()).update(
+                    key for use in facts.writes() for key in _keys(use)
+                )
                 flight.sources.setdefault(board, set()).update(
-                    key for use in facts.reads() if use.file in _FILES_READ_LATE for key in _keys(use))
+                    key for use in facts.reads() if use.file in _FILES_READ_LATE for key in _keys(use)
+                )
             target = int(self.cfg.flow.target[index])
+            if target == OUTSIDE and report:
+                self._handed_over(index + 1, flight)
             if target != OUTSIDE and first <= target < end:
                 if target > index:
                     arriving.setdefault(target, []).append(flight.copy())
@@ -309,9 +391,17 @@ class RewriteChecker:
         for use in facts.uses:
             for key in _keys(use):
                 if any(key in found for found in flight.results.values()):
-                    self._report(index, "in-flight", f"{facts.text} uses {key[0]}{key[1]} while it is still to be written")
+                    self._report(
+                        index,
+                        "in-flight",
+                        f"{facts.text} uses {key[0]}{key[1]} while it is still to be written",
+                    )
                 if use.write and any(key in found for found in flight.sources.values()):
-                    self._report(index, "in-flight", f"{facts.text} overwrites {key[0]}{key[1]} while it may still be read")
+                    self._report(
+                        index,
+                        "in-flight",
+                        f"{facts.text} overwrites {key[0]}{key[1]} while it may still be read",
+                    )
 
 
 def check_rewrite(isa: Isa, latency: LatencyTable, rewrite: Rewrite) -> str:
@@ -324,7 +414,9 @@ def check_rewrite(isa: Isa, latency: LatencyTable, rewrite: Rewrite) -> str:
     if reports:
         first = reports[0]
         more = f" (and {len(reports) - 1} more)" if len(reports) > 1 else ""
-        raise HazardError("hazard", f"new instruction {first.index}: {first.kind}: {first.message}{more}",
-                          "nothing was written; this is a defect of the rewriter or of the latency table")
+        raise HazardError(
+            "hazard",
+            f"new instruction {first.index}: {first.kind}: {first.message}{more}",
+            "nothing was written; this is a defect of the rewriter or of the latency table",
+        )
     return f"{len(checker.new)} inserted lines, {checker.reads} operand reads, {len(checker.place)} originals: 0 reports"
-

@@ -1,30 +1,32 @@
 """Minimum issue distances between dependent instructions: one text table per architecture under ``isa/``.
 
 A distance is counted in issue cycles: the sum of the stall fields from the producer up to (not including) the
-consumer. The table is the smallest distance that compilers leave between a producer and the first instruction that
-needs its result, per (producer class, register file, consumer class, operand role), with the number of times that
-smallest distance was seen; compiler output is correct, so any distance seen is safe for that pair. The class of an
-instruction is its mnemonic plus the modifiers that change its result's timing (:func:`latency_class`).
+consumer. The table is the smallest distance that compilers leave between a producer and the first instruction
+that needs its result, per (producer class, register file, consumer class, operand role), with the number of
+times that smallest distance was seen; compiler output is correct, so any distance seen is safe for that pair.
+The class of an instruction is its mnemonic plus the modifiers that change its result's timing
+(:func:`latency_class`).
 
 ``floor`` lines are facts stated by hand (measured on hardware): a pair is never taken below them.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 
 from gwatch._resources import resource
 from gwatch.errors import ToolError, UnsupportedError
 
 UNSEEN = 15
-GUARD = 13
 TRUST = 6
+_NEVER = (1, UNSEEN, 0)
 _SPLIT = {"IMAD": ("WIDE", "HI"), "UIMAD": ("WIDE", "HI"), "LEA": ("HI",)}
 
 
 def latency_class(opcode: str) -> str:
-    """The latency class of an opcode with its modifiers: ``IMAD.WIDE.U32`` -> ``IMAD.WIDE``, ``LOP3.LUT`` -> ``LOP3``."""
+    """The latency class of an opcode with its modifiers: ``IMAD.WIDE.U32`` -> ``IMAD.WIDE``, ``LOP3.LUT`` ->
+    ``LOP3``."""
     parts = opcode.split(".")
     kept = [part for part in parts[1:] if part in _SPLIT.get(parts[0], ())]
     return ".".join([parts[0], *kept])
@@ -34,47 +36,60 @@ def latency_class(opcode: str) -> str:
 class LatencyTable:
     """Distances of one architecture.
 
-    ``pairs[(producer, file, consumer, role)] = (cycles, seen)``; ``overwrites[(first, file, second)]`` the same for
-    two writes of one register; ``floors`` like ``pairs`` with ``*`` for any class or role; ``signal`` is the
-    smallest distance between an instruction that takes a scoreboard and one that waits for it.
+    ``pairs[(producer, file, consumer, role)] = (minimum, trusted, seen)``: the smallest distance seen, the
+    smallest at or below which at least :data:`TRUST` pairs were seen, and how many pairs there were.
+    ``overwrites[(first, file, second)]``: the same for two writes of one register; ``floors``: cycles, with
+    ``*`` for any class or role; ``signal``: the smallest distance from an instruction that takes a scoreboard
+    to one that waits for it.
     """
 
     arch: str
-    pairs: dict[tuple[str, str, str, str], tuple[int, int]]
-    overwrites: dict[tuple[str, str, str], tuple[int, int]]
+    pairs: dict[tuple[str, str, str, str], tuple[int, int, int]]
+    overwrites: dict[tuple[str, str, str], tuple[int, int, int]]
     floors: dict[tuple[str, str, str, str], int]
     signal: int
-    longest: int = field(default=UNSEEN)
 
     def distance(self, producer: str, file: str, consumer: str, role: str) -> int:
         """Issue cycles that code made from nothing must leave; a pair seen too rarely waits 15."""
-        cycles, seen = self.pairs.get((producer, file, consumer, role), (UNSEEN, 0))
+        _, cycles, seen = self.pairs.get((producer, file, consumer, role), _NEVER)
         return max(cycles if seen >= TRUST else UNSEEN, self._floor(producer, file, consumer, role))
 
     def minimum(self, producer: str, file: str, consumer: str, role: str) -> int:
         """The smallest distance ever seen: a smaller one is an error. 1 for a pair never seen."""
-        cycles, seen = self.pairs.get((producer, file, consumer, role), (1, 0))
-        return max(cycles, self._floor(producer, file, consumer, role)) if seen else 1
+        return self.pairs.get((producer, file, consumer, role), _NEVER)[0]
 
     def overwrite(self, first: str, file: str, second: str) -> int:
         """Issue cycles from a write to a later write of the same register (code made from nothing)."""
-        cycles, seen = self.overwrites.get((first, file, second), (UNSEEN, 0))
+        _, cycles, seen = self.overwrites.get((first, file, second), _NEVER)
         if seen >= TRUST:
             return cycles
         return 1 if first == second else UNSEEN
+
+    def settled(self, producer: str, file: str) -> int:
+        """Issue cycles after which a result of ``producer`` in ``file`` is there for any consumer."""
+        roles = [
+            max(cycles, self._floor(*pair))
+            for pair, (_, cycles, seen) in self.pairs.items()
+            if pair[:2] == (producer, file) and seen >= TRUST
+        ]
+        return max(roles, default=UNSEEN) if file in ("R", "UR") else UNSEEN
 
     def _floor(self, producer: str, file: str, consumer: str, role: str) -> int:
         floors = self.floors
         if not floors:
             return 1
-        return max(floors.get((producer, file, consumer, role), 1), floors.get((producer, file, "*", role), 1),
-                   floors.get(("*", file, "*", role), 1), floors.get((producer, file, consumer, "*"), 1))
+        return max(
+            floors.get((producer, file, consumer, role), 1),
+            floors.get((producer, file, "*", role), 1),
+            floors.get(("*", file, "*", role), 1),
+            floors.get((producer, file, consumer, "*"), 1),
+        )
 
 
 def parse_table(text: str, arch: str) -> LatencyTable:
     """Read a table in the form that ``tools/learn_latency.py`` writes (see ``isa/README.md``)."""
-    pairs: dict[tuple[str, str, str, str], tuple[int, int]] = {}
-    overwrites: dict[tuple[str, str, str], tuple[int, int]] = {}
+    pairs: dict[tuple[str, str, str, str], tuple[int, int, int]] = {}
+    overwrites: dict[tuple[str, str, str], tuple[int, int, int]] = {}
     floors: dict[tuple[str, str, str, str], int] = {}
     signal = 2
     for line in text.splitlines():
@@ -82,9 +97,9 @@ def parse_table(text: str, arch: str) -> LatencyTable:
         if not word:
             continue
         if word[0] == "pair":
-            pairs[word[1], word[2], word[3], word[4]] = (int(word[5]), int(word[6]))
+            pairs[word[1], word[2], word[3], word[4]] = (int(word[5]), int(word[6]), int(word[7]))
         elif word[0] == "overwrite":
-            overwrites[word[1], word[2], word[3]] = (int(word[4]), int(word[5]))
+            overwrites[word[1], word[2], word[3]] = (int(word[4]), int(word[5]), int(word[6]))
         elif word[0] == "floor":
             floors[word[1], word[2], word[3], word[4]] = int(word[5])
         elif word[0] == "signal":
@@ -101,6 +116,9 @@ def latency_for(table: str) -> LatencyTable:
     try:
         text = resource("isa", f"latency_{table}.txt").read_text(encoding="utf-8")
     except ToolError as error:
-        raise UnsupportedError("latency-unknown", f"no latency table for {table}",
-                               "tools/learn_latency.py makes one from compiled kernels") from error
+        raise UnsupportedError(
+            "latency-unknown",
+            f"no latency table for {table}",
+            "tools/learn_latency.py makes one from compiled kernels",
+        ) from error
     return parse_table(text, table)

@@ -1,8 +1,8 @@
 """Moving instructions: new places, re-encoded targets, and the return addresses that hide in immediates.
 
-:class:`Layout` says where everything goes when words are inserted (and deleted); :func:`move_words` builds the new
-words. Two maps, because two questions are asked: *who is reached* by a branch to instruction i (the first word
-inserted before it: ``target_map``) and *where is* instruction i itself (``place_map``).
+:class:`Layout` says where everything goes when words are inserted (and deleted); :func:`move_words` builds
+the new words. Two maps, because two questions are asked: *who is reached* by a branch to instruction i (the
+first word inserted before it: ``target_map``) and *where is* instruction i itself (``place_map``).
 
 Holders of code positions inside the words, all handled here: relative targets (BRA, BSSY, CALL.REL, RET.REL,
 WARPSYNC, LEPC), and the immediates that a caller of a function inside the section loads as return address
@@ -38,10 +38,10 @@ _WITHOUT_MEANING = frozenset({"RPCMOV", "JMP", "JMX", "JMXU", "BRX", "BRXU"})
 class Layout:
     """Where ``n`` instructions go.
 
-    ``target_map`` (n + 1,): new index of the first word inserted before i (of i itself when nothing is; last entry:
-    the end). ``place_map`` (n,): i's own new index, -1 for a deleted one. ``branch_map`` (n + 1,): like
-    ``target_map``, but behind the ``entry`` words, which run only when the function is entered. ``count``: new
-    number of words before padding.
+    ``target_map`` (n + 1,): new index of the first word inserted before i (of i itself when nothing is; last
+    entry: the end). ``place_map`` (n,): i's own new index, -1 for a deleted one. ``branch_map`` (n + 1,):
+    like ``target_map``, but behind the ``entry`` words, which run only when the function is entered.
+    ``count``: new number of words before padding.
     """
 
     target_map: Indices
@@ -50,10 +50,14 @@ class Layout:
     count: int
 
 
-def plan_layout(count: int, inserted: Mapping[int, int], entry: tuple[int, int] = (0, 0),
-                deleted: frozenset[int] = frozenset()) -> Layout:
-    """Layout of ``count`` instructions with ``inserted[i]`` words before i and ``entry`` = (index, words) more words
-    before those, which branches to that index skip.
+def plan_layout(
+    count: int,
+    inserted: Mapping[int, int],
+    entry: tuple[int, int] = (0, 0),
+    deleted: frozenset[int] = frozenset(),
+) -> Layout:
+    """Layout of ``count`` instructions with ``inserted[i]`` words before i and ``entry`` = (index, words)
+    more words before those, which branches to that index skip.
     """
     before = np.zeros(count + 1, np.int64)
     for index, number in inserted.items():
@@ -71,11 +75,12 @@ def plan_layout(count: int, inserted: Mapping[int, int], entry: tuple[int, int] 
 
 
 def return_addresses(view: CodeView, cfg: Cfg, relocated: frozenset[int] = frozenset()) -> dict[int, int]:
-    """The instructions that load a return address as a plain immediate: index -> address (bytes from the start).
+    """The instructions that load a return address as a plain immediate: index -> address (bytes from the
+    start).
 
     ``relocated`` are instructions whose immediate a relocation supplies (the container moves those). Raises
-    UnsupportedError ``[return-address]`` when a returned-to address comes from anything but such a move, a copy of
-    one, LEPC or a relocation.
+    UnsupportedError ``[return-address]`` when a returned-to address comes from anything but such a move, a
+    copy of one, LEPC or a relocation.
     """
     found: dict[int, int] = {}
     size = cfg.instruction_size
@@ -83,21 +88,29 @@ def return_addresses(view: CodeView, cfg: Cfg, relocated: frozenset[int] = froze
         facts = view.facts(index)
         register = next((use.first for use in facts.reads() if use.file == "R"), None)
         if register is None:
-            raise UnsupportedError("return-address", f"instruction {index} ({facts.text}) returns without a register")
+            raise UnsupportedError(
+                "return-address", f"instruction {index} ({facts.text}) returns without a register"
+            )
         relative = "REL" in facts.opcode.split(".")
         for place, address in _sources(view, cfg, index, register, relocated):
             if address is None:
                 continue
             if not relative or address % size or address >= len(view) * size:
-                raise UnsupportedError("return-address", f"instruction {place} loads {address:#x}, which instruction "
-                                       f"{index} ({facts.text}) returns to, but it is no place in this section")
+                raise UnsupportedError(
+                    "return-address",
+                    f"instruction {place} loads {address:#x}, which instruction "
+                    f"{index} ({facts.text}) returns to, but it is no place in this section",
+                )
             found[place] = address
     return found
 
 
-def _sources(view: CodeView, cfg: Cfg, index: int, register: int,
-             relocated: frozenset[int]) -> list[tuple[int, int | None]]:
-    """Where the value of ``register`` at ``index`` comes from: (instruction, immediate or None when relocated)."""
+def _sources(
+    view: CodeView, cfg: Cfg, index: int, register: int, relocated: frozenset[int]
+) -> list[tuple[int, int | None]]:
+    """Where the value of ``register`` at ``index`` comes from: (instruction, immediate or None when
+    relocated).
+    """
     out: list[tuple[int, int | None]] = []
     seen: set[tuple[int, int]] = set()
     stack = [(before, register) for before in _before(view, cfg, index, register)]
@@ -119,8 +132,11 @@ def _sources(view: CodeView, cfg: Cfg, index: int, register: int,
         elif copy:
             stack.extend((before, int(copy[2])) for before in _before(view, cfg, at, int(copy[2])))
         else:
-            raise UnsupportedError("return-address", f"instruction {index} returns to an address that instruction {at} "
-                                   f"({facts.text}) computes", "such code can't be moved safely yet")
+            raise UnsupportedError(
+                "return-address",
+                f"instruction {index} returns to an address that instruction {at} ({facts.text}) computes",
+                "such code can't be moved safely yet",
+            )
         if facts.guard != (7, False):
             stack.extend((before, wanted) for before in _before(view, cfg, at, wanted))
     return out
@@ -134,8 +150,11 @@ def _before(view: CodeView, cfg: Cfg, index: int, register: int) -> list[int]:
         if cfg.flow.kind[item] == Flow.RETURN and call >= 0 and cfg.flow.kind[call] == Flow.CALL:
             body = cfg.function_body(int(cfg.flow.target[call]))
             if np.isin(view.writers("R", register), body).any():
-                raise UnsupportedError("return-address", f"the function called at instruction {call} changes R{register}, "
-                                       "which holds a return address")
+                raise UnsupportedError(
+                    "return-address",
+                    f"the function called at instruction {call} changes R{register}, "
+                    "which holds a return address",
+                )
             item = call
         if item not in out:
             out.append(item)
@@ -157,8 +176,8 @@ class Moved:
 def place_words(isa: Isa, words: Words, cfg: Cfg, layout: Layout, returns: Mapping[int, int]) -> Moved:
     """The original ``words`` in their new places, with every code position in them re-encoded.
 
-    ``returns`` is what :func:`return_addresses` found. Raises UnsupportedError ``[branch-outside]`` for a relative
-    target outside the section, ``[jump-table]`` for indirect branches, and whatever the ISA refuses.
+    ``returns`` is what :func:`return_addresses` found. Raises UnsupportedError ``[branch-outside]`` for a
+    relative target outside the section, ``[jump-table]`` for indirect branches, and whatever the ISA refuses.
     """
     size = isa.arch.instruction_size
     _refuse(isa, words, cfg)
@@ -170,7 +189,8 @@ def place_words(isa: Isa, words: Words, cfg: Cfg, layout: Layout, returns: Mappi
         place, target = int(layout.place_map[index]), int(cfg.flow.target[index])
         if place < 0:
             continue
-        # A relative return adds its register to the start of the function, not to a place that branches reach.
+        # A relative return adds its register to the start of the function, not to a place that branches
+        # reach.
         chosen = layout.target_map if cfg.flow.kind[index] == Flow.RETURN else layout.branch_map
         address = int(chosen[target]) * size
         if address - place * size != (target - index) * size:
@@ -191,35 +211,50 @@ def _refuse(isa: Isa, words: Words, cfg: Cfg) -> None:
     size = isa.arch.instruction_size
     flow = cfg.flow
     for index in np.flatnonzero(flow.target == OUTSIDE).tolist():
-        raise UnsupportedError("branch-outside", f"instruction {index} (0x{index * size:x}) has a target outside its "
-                               "section")
+        raise UnsupportedError(
+            "branch-outside", f"instruction {index} (0x{index * size:x}) has a target outside its section"
+        )
     for index in cfg.indirect:
-        raise UnsupportedError("jump-table", f"instruction {index} (0x{index * size:x}) is "
-                               f"{isa.decode(word_at(words, index), pc=index * size).opcode}: kernels with jump tables "
-                               "aren't rewritten yet")
+        raise UnsupportedError(
+            "jump-table",
+            f"instruction {index} (0x{index * size:x}) is "
+            f"{isa.decode(word_at(words, index), pc=index * size).opcode}: kernels with jump tables "
+            "aren't rewritten yet",
+        )
     for index in np.flatnonzero((flow.kind == Flow.CALL_OUT) | (flow.kind == Flow.REFERENCE)).tolist():
         opcode = isa.decode(word_at(words, index), pc=index * size).opcode
         if flow.target[index] < 0 and ("REL" in opcode.split(".") or flow.kind[index] == Flow.REFERENCE):
-            raise UnsupportedError("pc-arithmetic", f"instruction {index} (0x{index * size:x}) is {opcode} without a "
-                                   "plain target: code that computes with the pc isn't rewritten yet")
+            raise UnsupportedError(
+                "pc-arithmetic",
+                f"instruction {index} (0x{index * size:x}) is {opcode} without a "
+                "plain target: code that computes with the pc isn't rewritten yet",
+            )
 
 
 def refuse_relative_returns(view: CodeView, cfg: Cfg) -> None:
     """Raise UnsupportedError ``[return-address]`` when a relative return counts from anything but index 0."""
     for index in np.flatnonzero(cfg.flow.kind == Flow.RETURN).tolist():
         if cfg.flow.target[index] > 0:
-            raise UnsupportedError("return-address", f"instruction {index} ({view.facts(index).text}) counts return "
-                                   "addresses from the middle of its section")
+            raise UnsupportedError(
+                "return-address",
+                f"instruction {index} ({view.facts(index).text}) counts return "
+                "addresses from the middle of its section",
+            )
 
 
-def move_words(isa: Isa, words: Words, inserted: Mapping[int, Sequence[int]],
-               deleted: frozenset[int] = frozenset(), entries: Sequence[int] = (0,),
-               relocated: frozenset[int] = frozenset()) -> Moved:
+def move_words(
+    isa: Isa,
+    words: Words,
+    inserted: Mapping[int, Sequence[int]],
+    deleted: frozenset[int] = frozenset(),
+    entries: Sequence[int] = (0,),
+    relocated: frozenset[int] = frozenset(),
+) -> Moved:
     """Insert finished 128-bit words before instructions, delete others, and move everything.
 
-    ``inserted`` maps an index (0 .. n) to the words that go before it; their own relative targets must already fit
-    their new place. A deleted instruction may not be one that loads a return address. Raises UnsupportedError by
-    name for what can't be moved.
+    ``inserted`` maps an index (0 .. n) to the words that go before it; their own relative targets must
+    already fit their new place. A deleted instruction may not be one that loads a return address. Raises
+    UnsupportedError by name for what can't be moved.
     """
     view = CodeView(isa, words)
     cfg = build_cfg(isa, words, entries)
@@ -227,8 +262,12 @@ def move_words(isa: Isa, words: Words, inserted: Mapping[int, Sequence[int]],
     returns = return_addresses(view, cfg, relocated)
     bad = deleted & returns.keys()
     if bad:
-        raise UnsupportedError("return-address", f"instruction {min(bad)} loads a return address: it can't be deleted")
-    layout = plan_layout(len(words), {index: len(items) for index, items in inserted.items()}, deleted=deleted)
+        raise UnsupportedError(
+            "return-address", f"instruction {min(bad)} loads a return address: it can't be deleted"
+        )
+    layout = plan_layout(
+        len(words), {index: len(items) for index, items in inserted.items()}, deleted=deleted
+    )
     moved = place_words(isa, words, cfg, layout, returns)
     for index, items in inserted.items():
         start = int(layout.target_map[index])

@@ -38,13 +38,18 @@ class ScoreboardUse:
         """
         free = [board for board in range(SCOREBOARDS) if board not in self.counted]
         if not free:
-            raise UnsupportedError("scoreboards", "every scoreboard of this kernel is waited for by a counted DEPBAR",
-                                   "inserted code has none to use")
+            raise UnsupportedError(
+                "scoreboards",
+                "every scoreboard of this kernel is waited for by a counted DEPBAR",
+                "inserted code has none to use",
+            )
         return min(free, key=lambda board: (board in avoid, self.taken[board] + self.waited[board], board))
 
 
 def depbar(view: CodeView, index: int) -> tuple[int, frozenset[int], bool]:
-    """What the DEPBAR at ``index`` does: (mask waited to zero, boards counted on, whether gsb is waited to zero)."""
+    """What the DEPBAR at ``index`` does: (mask waited to zero, boards counted on, whether gsb is waited to
+    zero).
+    """
     text = view.facts(index).text
     zero, counted, group = 0, set(), False
     for match in _DEPBAR.finditer(text):
@@ -61,7 +66,9 @@ def depbar(view: CodeView, index: int) -> tuple[int, frozenset[int], bool]:
 
 
 class Waits:
-    """Which scoreboards each instruction of a section waits to zero (``mask``), and the section's use of them."""
+    """Which scoreboards each instruction of a section waits to zero (``mask``), and the section's use of
+    them.
+    """
 
     def __init__(self, view: CodeView) -> None:
         self.view = view
@@ -73,15 +80,21 @@ class Waits:
         for key in np.unique(keys):
             places = np.flatnonzero(keys == key)
             first = view.facts(int(places[0]))
-            if "DEPBAR" not in first.mnemonic and "DEPBAR" not in first.opcode and first.mnemonic != "WARPGROUP":
+            if (
+                "DEPBAR" not in first.mnemonic
+                and "DEPBAR" not in first.opcode
+                and first.mnemonic != "WARPGROUP"
+            ):
                 continue
             for index in places.tolist():
                 zero, numbers, group = depbar(view, index)
                 self.mask[index] |= zero
                 self.group[index] = group
                 counted |= numbers
-        taken = [int(((control["write_scoreboard"] == board) | (control["read_scoreboard"] == board)).sum())
-                 for board in range(SCOREBOARDS)]
+        taken = [
+            int(((control["write_scoreboard"] == board) | (control["read_scoreboard"] == board)).sum())
+            for board in range(SCOREBOARDS)
+        ]
         waited = [int((self.mask >> board & 1).sum()) for board in range(SCOREBOARDS)]
         self.use = ScoreboardUse(tuple(taken), tuple(waited), frozenset(counted))
 
@@ -102,8 +115,8 @@ class Producer:
 def producers(cfg: Cfg, view: CodeView, waits: Waits, index: int, file: str, register: int) -> list[Producer]:
     """The writes of ``register`` that may reach the point right before instruction ``index``.
 
-    A guarded write lets earlier ones through. A call that leaves the section hands over finished results, so the
-    search ends there. Raises UnsupportedError ``[word-unknown]`` when a word on the way can't be read.
+    A guarded write lets earlier ones through. A call that leaves the section hands over finished results, so
+    the search ends there. Raises UnsupportedError ``[word-unknown]`` when a word on the way can't be read.
     """
     writers = set(view.writers(file, register).tolist())
     best: dict[tuple[int, int, bool], int] = {}
@@ -118,38 +131,49 @@ def producers(cfg: Cfg, view: CodeView, waits: Waits, index: int, file: str, reg
         best[key] = distance
         facts = view.facts(at)
         if not facts.known:
-            raise UnsupportedError("word-unknown", f"instruction {at} can't be read, so what {file}{register} holds at "
-                                   f"instruction {index} can't be told")
+            raise UnsupportedError(
+                "word-unknown",
+                f"instruction {at} can't be read, so what {file}{register} holds at "
+                f"instruction {index} can't be told",
+            )
         if at in writers:
             old = found.get(at)
-            found[at] = Producer(at, distance, waited, group) if old is None else Producer(
-                at, min(distance, old.distance), waited & old.waited, group and old.group_waited)
+            found[at] = (
+                Producer(at, distance, waited, group)
+                if old is None
+                else Producer(
+                    at, min(distance, old.distance), waited & old.waited, group and old.group_waited
+                )
+            )
             if facts.guard == (7, False):
                 continue
         if cfg.flow.kind[at] == Flow.CALL_OUT:
             continue
         waited |= int(waits.mask[at])
         group = group or bool(waits.group[at])
-        stack.extend((before, distance + view.stall(before), waited, group) for before in cfg.predecessors(at))
+        stack.extend(
+            (before, distance + view.stall(before), waited, group) for before in cfg.predecessors(at)
+        )
     return [found[key] for key in sorted(found)]
 
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """What a reader at a point must do: wait for ``wait_mask`` and issue no earlier than ``delay`` cycles after
-    the point is reached.
+    """What a reader at a point must do: wait for ``wait_mask`` and issue no earlier than ``delay`` cycles
+    after the point is reached.
     """
 
     wait_mask: int
     delay: int
 
 
-def readiness(cfg: Cfg, view: CodeView, waits: Waits, latency: LatencyTable, index: int, use: Use,
-              consumer: str) -> Readiness:
+def readiness(
+    cfg: Cfg, view: CodeView, waits: Waits, latency: LatencyTable, index: int, use: Use, consumer: str
+) -> Readiness:
     """How an instruction of latency class ``consumer``, inserted before ``index``, can read ``use`` safely.
 
-    Raises SiteError ``[value-not-ready]`` for a result of asynchronous matrix instructions that nothing has waited
-    for and for a variable-latency result that no scoreboard covers.
+    Raises SiteError ``[value-not-ready]`` for a result of asynchronous matrix instructions that nothing has
+    waited for and for a variable-latency result that no scoreboard covers.
     """
     mask, delay = 0, 0
     for register in range(use.first, use.first + use.count):
@@ -161,9 +185,11 @@ def readiness(cfg: Cfg, view: CodeView, waits: Waits, latency: LatencyTable, ind
             elif facts.kind == "async":
                 if not producer.group_waited:
                     raise SiteError(
-                        "value-not-ready", f"{use.file}{register} at instruction {index} is written asynchronously by "
+                        "value-not-ready",
+                        f"{use.file}{register} at instruction {index} is written asynchronously by "
                         f"{facts.opcode} (instruction {producer.index}) and nothing has waited for it there",
-                        "choose a site behind the WARPGROUP.DEPBAR that waits for it")
+                        "choose a site behind the WARPGROUP.DEPBAR that waits for it",
+                    )
             else:
                 mask |= _pending(cfg, view, waits, producer, index, f"{use.file}{register}")
     return Readiness(mask, delay)
@@ -177,15 +203,19 @@ def _pending(cfg: Cfg, view: CodeView, waits: Waits, producer: Producer, index: 
     mask = _covering(cfg, view, waits, producer.index, index)
     if mask is None:
         facts = view.facts(producer.index)
-        raise SiteError("value-not-ready", f"{name} at instruction {index} is written by {facts.opcode} (instruction "
-                        f"{producer.index}) without a scoreboard, and no later one of its unit covers it",
-                        "choose a site further behind it")
+        raise SiteError(
+            "value-not-ready",
+            f"{name} at instruction {index} is written by {facts.opcode} (instruction "
+            f"{producer.index}) without a scoreboard, and no later one of its unit covers it",
+            "choose a site further behind it",
+        )
     return mask
 
 
 def _covering(cfg: Cfg, view: CodeView, waits: Waits, start: int, goal: int) -> int | None:
-    """Boards taken by the next instruction of the same class on each path ``start`` -> ``goal`` and not yet waited
-    for at ``goal``; None when some path to ``goal`` has no such instruction (in-order units share a scoreboard).
+    """Boards taken by the next instruction of the same class on each path ``start`` -> ``goal`` and not yet
+    waited for at ``goal``; None when some path to ``goal`` has no such instruction (in-order units share a
+    scoreboard).
     """
     unit = latency_class(view.facts(start).opcode)
     mask = 0

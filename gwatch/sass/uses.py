@@ -1,8 +1,8 @@
 """Register reads and writes of many words at once, as numpy columns.
 
-A :class:`CodeView` answers for a whole section what :meth:`Isa.decode` answers for one word: which registers each
-instruction reads and writes in which role, its opcode text, its guard, its control fields, and which instructions
-touch a given register. Words that differ only in their control bits are decoded once.
+A :class:`CodeView` answers for a whole section what :meth:`Isa.decode` answers for one word: which registers
+each instruction reads and writes in which role, its opcode text, its guard, its control fields, and which
+instructions touch a given register. Words that differ only in their control bits are decoded once.
 """
 
 from __future__ import annotations
@@ -82,9 +82,18 @@ def word_facts(isa: Isa, word: int) -> WordFacts:
     effects = decoded.effects
     uses = tuple(
         [Use(use.file, use.first, use.count, use.role, False) for use in effects.reads]
-        + [Use(use.file, use.first, use.count, use.role, True) for use in effects.writes])
-    return WordFacts(True, effects.complete, decoded.mnemonic, decoded.opcode, effects.kind,
-                     (decoded.guard.index, decoded.guard.negated), uses, decoded.text)
+        + [Use(use.file, use.first, use.count, use.role, True) for use in effects.writes]
+    )
+    return WordFacts(
+        True,
+        effects.complete,
+        decoded.mnemonic,
+        decoded.opcode,
+        effects.kind,
+        decoded.guard,
+        uses,
+        decoded.text,
+    )
 
 
 def plain(word: int) -> int:
@@ -119,7 +128,8 @@ class CodeView:
         return known
 
     def stall(self, index: int) -> int:
-        """Issue cycles of instruction ``index`` (a stall of 0 counts as 1: nothing issues in the same cycle)."""
+        """Issue cycles of instruction ``index`` (a stall of 0 counts as 1: nothing issues in the same
+        cycle)."""
         return max(1, int(self.control["stall"][index]))
 
     def _columns(self) -> tuple[npt.NDArray[np.int32], ...]:
@@ -159,7 +169,9 @@ class CodeView:
     def writers(self, file: str, register: int) -> npt.NDArray[np.int32]:
         """Indices of the instructions that write ``register`` of ``file``, sorted."""
         index, files, first, count, write = self._columns()
-        chosen = (files == FILES.index(file)) & (write == 1) & (first <= register) & (register < first + count)
+        chosen = (
+            (files == FILES.index(file)) & (write == 1) & (first <= register) & (register < first + count)
+        )
         return np.unique(index[chosen])
 
     def touching(self, file: str, register: int) -> npt.NDArray[np.int32]:

@@ -9,8 +9,12 @@ from gwatch.sass.arch import arch_by_name
 SM90 = arch_by_name("sm_90")
 
 
-def allocator(count: int, excluded: dict[str, list[int]] | None = None, predicates: frozenset[int] = frozenset(),
-              uniforms: frozenset[int] = frozenset()) -> Allocator:
+def allocator(
+    count: int,
+    excluded: dict[str, list[int]] | None = None,
+    predicates: frozenset[int] = frozenset(),
+    uniforms: frozenset[int] = frozenset(),
+) -> Allocator:
     return Allocator(SM90, "kern", count, uniforms, predicates, parse_excluded(excluded), count - 2)
 
 
@@ -32,7 +36,9 @@ def test_excluded_registers_are_never_given_out() -> None:
 
 
 def test_every_kind_of_register_can_run_out_by_name() -> None:
-    with pytest.raises(RegisterPressureError, match=r"\[registers\] kern: 1 R register for %a: the kernel uses 255"):
+    with pytest.raises(
+        RegisterPressureError, match=r"\[registers\] kern: 1 R register for %a: the kernel uses 255"
+    ):
         allocator(255).take("R", 1, "a")
     with pytest.raises(RegisterPressureError, match=r"\[predicates\]"):
         allocator(14, predicates=frozenset(range(7))).take("P", 1, "p")
@@ -48,10 +54,17 @@ def test_the_last_usable_register_is_r252() -> None:
         pool.take("R", 1, "b")
 
 
-@pytest.mark.parametrize(("before", "after", "threads", "fits"), [
-    (64, 72, 1024, False), (60, 64, 1024, True), (64, 72, 896, True), (120, 130, 512, False), (64, 72, None, True),
-    (72, 80, 1024, True),
-])
+@pytest.mark.parametrize(
+    ("before", "after", "threads", "fits"),
+    [
+        (64, 72, 1024, False),
+        (60, 64, 1024, True),
+        (64, 72, 896, True),
+        (120, 130, 512, False),
+        (64, 72, None, True),
+        (72, 80, 1024, True),
+    ],
+)
 def test_launch_bounds(before: int, after: int, threads: int | None, fits: bool) -> None:
     if fits:
         check_launchable(SM90, "kern", before, after, threads)
@@ -61,7 +74,9 @@ def test_launch_bounds(before: int, after: int, threads: int | None, fits: bool)
     assert caught.value.code == "launch-bounds" and "kern" in str(caught.value)
 
 
-@pytest.mark.parametrize("excluded", [{"special": [1]}, {"general": [255]}, {"predicate": [7]}, {"general": [True]}])
+@pytest.mark.parametrize(
+    "excluded", [{"special": [1]}, {"general": [255]}, {"predicate": [7]}, {"general": [True]}]
+)
 def test_odd_exclusions_are_refused(excluded: dict[str, list[int]]) -> None:
     with pytest.raises(UnsupportedError, match="excluded-registers"):
         parse_excluded(excluded)

@@ -19,10 +19,17 @@ def test_undeclared_numbered_names_are_single_scratch_registers() -> None:
 
 
 def test_offsets_of_wide_registers_are_told_from_hexadecimal_address_offsets() -> None:
-    snippet = Snippet("STG.E.64 desc[%ud][%a.64+0x10], %t+1 ;", registers={"a": 2, "t": 2}, uniforms={"ud": 2})
-    assert [(r.kind, r.name, r.offset) for r in references(snippet)] == [("UR", "ud", 0), ("R", "a", 0), ("R", "t", 1)]
+    snippet = Snippet(
+        "STG.E.64 desc[%ud][%a.64+0x10], %t+1 ;", registers={"a": 2, "t": 2}, uniforms={"ud": 2}
+    )
+    assert [(r.kind, r.name, r.offset) for r in references(snippet)] == [
+        ("UR", "ud", 0),
+        ("R", "a", 0),
+        ("R", "t", 1),
+    ]
     assert "".join(p if isinstance(p, str) else "_" for p in snippet.lines[0].pieces) == (
-        "STG.E.64 desc[_][_.64+0x10], _")
+        "STG.E.64 desc[_][_.64+0x10], _"
+    )
 
 
 def test_state_values_and_guard_are_kinds_of_their_own() -> None:
@@ -44,22 +51,25 @@ def test_labels_and_the_original_are_targets_not_operands() -> None:
     assert snippet.lines[2].pieces[-1] == " BRA "
 
 
-@pytest.mark.parametrize(("text", "keywords", "code", "where"), [
-    ("", {}, "snippet-empty", ""),
-    ("// nothing", {}, "snippet-empty", ""),
-    ("NOP\n  mov %r0, 1", {}, "snippet-syntax", "line 2, column 3"),
-    ("MOV %r0, %value", {}, "snippet-name", "line 1, column 10"),
-    ("MOV %t+2, RZ", {"registers": {"t": 2}}, "snippet-width", "line 1, column 5"),
-    ("a: NOP\na: NOP", {}, "snippet-label", "line 2, column 1"),
-    ("NOP\nend:", {}, "snippet-label", "'end'"),
-    ("MOV %r0, {original}, RZ", {}, "snippet-label", "column 10"),
-    ("@!%guard NOP", {}, "snippet-name", "column 1"),
-    ("NOP", {"registers": {"t": 3}}, "snippet-width", "3 wide"),
-    ("NOP", {"registers": {"t": 1}, "predicates": ("t",)}, "snippet-name", "twice"),
-    ("NOP", {"registers": {"guard": 1}}, "snippet-name", "guard"),
-    ("NOP", {"needs": ("printf",)}, "snippet-need", "printf"),
-    ("MOV %r0, %", {}, "snippet-syntax", "column 1"),
-])
+@pytest.mark.parametrize(
+    ("text", "keywords", "code", "where"),
+    [
+        ("", {}, "snippet-empty", ""),
+        ("// nothing", {}, "snippet-empty", ""),
+        ("NOP\n  mov %r0, 1", {}, "snippet-syntax", "line 2, column 3"),
+        ("MOV %r0, %value", {}, "snippet-name", "line 1, column 10"),
+        ("MOV %t+2, RZ", {"registers": {"t": 2}}, "snippet-width", "line 1, column 5"),
+        ("a: NOP\na: NOP", {}, "snippet-label", "line 2, column 1"),
+        ("NOP\nend:", {}, "snippet-label", "'end'"),
+        ("MOV %r0, {original}, RZ", {}, "snippet-label", "column 10"),
+        ("@!%guard NOP", {}, "snippet-name", "column 1"),
+        ("NOP", {"registers": {"t": 3}}, "snippet-width", "3 wide"),
+        ("NOP", {"registers": {"t": 1}, "predicates": ("t",)}, "snippet-name", "twice"),
+        ("NOP", {"registers": {"guard": 1}}, "snippet-name", "guard"),
+        ("NOP", {"needs": ("printf",)}, "snippet-need", "printf"),
+        ("MOV %r0, %", {}, "snippet-syntax", "column 1"),
+    ],
+)
 def test_refusals_name_the_place(text: str, keywords: dict[str, object], code: str, where: str) -> None:
     with pytest.raises(ParseError) as caught:
         Snippet(text, **keywords)  # type: ignore[arg-type]
