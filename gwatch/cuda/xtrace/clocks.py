@@ -32,6 +32,8 @@ TIMER_WRAP_NS = 2.0**32
 
 FLAG_NS = 64.0
 """An anchor residual above this is reported as a warning."""
+FLAG_GAP_NS = 5.0e6
+"""Clock pairs further apart than this are, too: a clock change between them can be off by microseconds."""
 
 # Spread of cycles (squared, summed over pairs) from which on a stretch of pairs tells its own slope.
 _SLOPE_PRIOR = 1.0e6
@@ -63,7 +65,8 @@ def timer_step(ns: Ints) -> int:
 @dataclass(frozen=True, slots=True)
 class AnchorReport:
     """How well the cycle counters were mapped to the ns axis. Residuals are |curve - reading| in ns over the
-    pairs kept; ``outliers`` are pairs that were interrupted between the two reads and left out of the fit."""
+    pairs kept; ``gap_max_ns`` the longest time between neighbouring pairs of an SM; ``outliers`` are pairs
+    that were interrupted between the two reads and left out of the fit."""
 
     pairs: int
     outliers: int
@@ -72,6 +75,7 @@ class AnchorReport:
     timer_step_ns: int
     residual_max_ns: float
     residual_p999_ns: float
+    gap_max_ns: float
     clock_hz_min: float
     clock_hz_max: float
 
@@ -153,6 +157,7 @@ def fit_anchor(cycles: Ints, ns: Ints, sm: npt.NDArray[Any]) -> AnchorFit:
     curves: dict[int, _Curve] = {}
     residuals = []
     outliers = segments = 0
+    gap = 0.0
     slopes = []
     for start, stop in groups:
         c0 = int(cycles[start])
@@ -160,6 +165,7 @@ def fit_anchor(cycles: Ints, ns: Ints, sm: npt.NDArray[Any]) -> AnchorFit:
         n = (ns[start:stop] - origin).astype(np.float64)
         curve, keep = _fit_curve(c0, c, n, rate, max(step, 1))
         curves[int(sm[start])] = curve
+        gap = max(gap, float(np.diff(n[keep]).max(initial=0.0)))
         residuals.append(np.abs(curve.at(cycles[start:stop]) - n)[keep])
         outliers += int((~keep).sum())
         segments += len(curve.knots) - 1
@@ -175,6 +181,7 @@ def fit_anchor(cycles: Ints, ns: Ints, sm: npt.NDArray[Any]) -> AnchorFit:
         timer_step_ns=step,
         residual_max_ns=float(res.max()),
         residual_p999_ns=float(np.quantile(res, 0.999)),
+        gap_max_ns=gap,
         clock_hz_min=1e9 / float(all_slopes.max()),
         clock_hz_max=1e9 / float(all_slopes.min()),
     )

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from gwatch.cuda.xtrace.clocks import (
     CYCLE_WRAP_NS,
+    FLAG_GAP_NS,
     FLAG_NS,
     TIMER_WRAP_NS,
     AnchorFit,
@@ -91,6 +92,11 @@ def decode_ring(
             warnings.append(
                 f"[anchor-residual] 99.9 % of the clock pairs lie within {report.residual_p999_ns:.0f} ns of "
                 f"the fit, more than {FLAG_NS:.0f}"
+            )
+        if report.gap_max_ns > FLAG_GAP_NS:
+            warnings.append(
+                f"[anchor-sparse] neighbouring clock pairs are up to {report.gap_max_ns / 1e6:.1f} ms apart; "
+                "the SM clock is taken as steady between them"
             )
     shape = (layout.cta_slots, layout.warps_per_cta, LANES)
     visits = decoder.visits.reshape(shape)

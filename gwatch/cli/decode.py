@@ -1,0 +1,177 @@
+"""``gwatch decode``: the records of a ring that the user's own loader armed, launched and copied back.
+
+The ring file is the ``RingLayout.data_bytes`` bytes from the ring's address on (records, then headers).
+Either it starts with what :func:`gwatch.rewrite.ring.ring_file_prefix` returns, or ``--grid`` and ``--block``
+say how the kernel was launched (``--ctas`` how many CTAs had a slot, where not all had).
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gwatch.errors import TraceError
+
+if TYPE_CHECKING:
+    from gwatch.cuda.xtrace.decode import Decoded
+    from gwatch.rewrite.sitemap import SiteMap
+
+_SHOWN = 20
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("ring", type=Path, help="ring file: records and headers as copied from the device")
+    parser.add_argument("--cubin", type=Path, required=True, help="the patched cubin (or its .map.json)")
+    parser.add_argument("--grid", type=_dim3, metavar="X,Y,Z", help="the launch's grid, for a bare dump")
+    parser.add_argument("--block", type=_dim3, metavar="X,Y,Z", help="the launch's block, for a bare dump")
+    parser.add_argument("--ctas", type=int, help="CTA slots of the ring, where fewer than the grid's CTAs")
+    parser.add_argument("--duration-ns", type=float, help="upper bound of the launch's duration")
+    parser.add_argument("--json", action="store_true", help="all records as JSON on standard output")
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="FILE.npz", help="write records, visits, dropped, headers"
+    )
+
+
+def _dim3(text: str) -> tuple[int, int, int]:
+    parts = [int(part) for part in text.split(",")]
+    if not 1 <= len(parts) <= 3:
+        raise argparse.ArgumentTypeError(f"{text!r} is not X,Y,Z")
+    x, y, z = (*parts, 1, 1)[:3]
+    return x, y, z
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command; 0 done, 3 when the ring holds no record."""
+    from gwatch.cuda.xtrace.decode import decode_ring
+    from gwatch.rewrite.ring import RingLayout, split_ring_file
+
+    site_map = _site_map(args.cubin)
+    layout, duration, data = split_ring_file(_read(args.ring))
+    if args.grid is not None and args.block is not None:
+        ctas = args.ctas or args.grid[0] * args.grid[1] * args.grid[2]
+        layout = RingLayout(site_map.format, args.grid, args.block, ctas)
+    if layout is None:
+        raise TraceError(
+            "ring-geometry",
+            f"{args.ring} is a bare dump",
+            "say how it was launched: --grid X,Y,Z --block X,Y,Z",
+        )
+    decoded = decode_ring(data, layout, site_map, duration if args.duration_ns is None else args.duration_ns)
+    if args.output is not None:
+        _save(args.output, decoded)
+    if args.json:
+        _write_json(decoded, site_map)
+    else:
+        _write_text(decoded, site_map)
+    if len(decoded.records) == 0:
+        sys.stderr.write("gwatch: [no-records] the kernel ran, but no lane passed a site\n")
+        return 3
+    return 0
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise TraceError("ring-file", f"cannot read {path}: {error.strerror}") from None
+
+
+def _site_map(path: Path) -> SiteMap:
+    from gwatch.cuda.binary.constants import read_note
+    from gwatch.rewrite.sitemap import NOTE_NAME, SiteMap
+
+    data = _read(path)
+    if data[:4] != b"\x7fELF":
+        return SiteMap.from_bytes(data)
+    note = read_note(data, NOTE_NAME)
+    if note is None:
+        raise TraceError(
+            "site-map", f"{path} carries no site map", "give the cubin that `gwatch rewrite` wrote"
+        )
+    return SiteMap.from_bytes(note)
+
+
+def _save(path: Path, decoded: Decoded) -> None:
+    import io
+
+    import numpy as np
+
+    from gwatch.cuda.binary.cubin import write_atomically
+
+    buffer = io.BytesIO()
+    np.savez(
+        buffer,
+        records=decoded.records,
+        visits=decoded.visits,
+        dropped=decoded.dropped,
+        headers=decoded.headers,
+    )
+    write_atomically(path, buffer.getvalue())
+
+
+def _summary(decoded: Decoded, site_map: SiteMap) -> dict[str, Any]:
+    import numpy as np
+
+    counts = np.bincount(decoded.records["site"], minlength=len(site_map.sites))
+    return {
+        "kernel": site_map.kernel,
+        "clock": site_map.clock,
+        "unit": decoded.unit,
+        "records": len(decoded.records),
+        "dropped": decoded.dropped_total,
+        "anchor": decoded.clock.to_json() if decoded.clock else None,
+        "warnings": list(decoded.warnings),
+        "sites": [
+            {"site": s.site_id, "index": s.index, "instruction": s.instruction, "records": int(n)}
+            for s, n in zip(site_map.sites, counts.tolist(), strict=True)
+        ],
+    }
+
+
+def _write_json(decoded: Decoded, site_map: SiteMap) -> None:
+    import json
+
+    names = decoded.records.dtype.names or ()
+    rows = [dict(zip(names, _plain(row), strict=True)) for row in decoded.records.tolist()]
+    json.dump({**_summary(decoded, site_map), "trace": rows}, sys.stdout, separators=(",", ":"))
+    sys.stdout.write("\n")
+
+
+def _plain(row: tuple[Any, ...]) -> list[Any]:
+    return [value.tolist() if hasattr(value, "tolist") else value for value in row]
+
+
+def _write_text(decoded: Decoded, site_map: SiteMap) -> None:
+    summary = _summary(decoded, site_map)
+    out = [
+        f"{summary['kernel']}: {summary['records']} records, {summary['dropped']} dropped, "
+        f"clock {summary['clock']}"
+    ]
+    out += [f"warning: {text}" for text in decoded.warnings]
+    if decoded.clock is not None:
+        fit = decoded.clock
+        out.append(
+            f"anchor: {fit.pairs} clock pairs on {fit.sms} SMs, 99.9 % within {fit.residual_p999_ns:.0f} ns, "
+            f"at most {fit.residual_max_ns:.0f} ns, timer step {fit.timer_step_ns} ns"
+        )
+    out += [
+        f"site {s['site']:3}  {s['records']:9} records  {s['index']:5}  {s['instruction']}"
+        for s in summary["sites"]
+    ]
+    start = int(decoded.records["time"].min()) if len(decoded.records) else 0
+    out.append(
+        f"{'block':>14} {'warp':>4} {'lane':>4} {'site':>4} {'seq':>6} "
+        f"{decoded.unit:>14} {'value':>18} {'sm':>4}"
+    )
+    for r in decoded.records[:_SHOWN]:
+        block = ",".join(map(str, r["block"].tolist()))
+        out.append(
+            f"{block:>14} {r['warp']:4} {r['lane']:4} {r['site']:4} {r['sequence']:6} "
+            f"{int(r['time']) - start:14} {int(r['value']):#18x} {r['smid']:4}"
+        )
+    if len(decoded.records) > _SHOWN:
+        out.append(f"... and {len(decoded.records) - _SHOWN} more (--json or -o FILE.npz for all)")
+    sys.stdout.write("\n".join(out) + "\n")

@@ -1,0 +1,215 @@
+"""The snippets of the tracer: prologue, record, exit pair. Plain SASS text like any user's snippet.
+
+State from the prologue to the last site: ``%off`` (running byte offset of the lane, whose high bits are its
+sequence), ``%base`` (the lane's first slot, low address word), ``%addr`` (an address pair whose high word
+never changes), ``%rec`` (the record's registers, shared by all sites so that one read scoreboard covers them)
+and the uniform pair ``%desc`` (the global-memory descriptor); for exit pairs also the uniform ``%head`` (the
+warp's header).
+
+A record reads the clock first: it's the time at which the site's instruction could have issued. It waits for
+nothing.
+"""
+
+from __future__ import annotations
+
+from gwatch.rewrite.ring import (
+    CANARY,
+    DESCRIPTOR_DTYPE,
+    HEADER_BYTES,
+    HEADER_DTYPE,
+    LANES,
+    Keep,
+    RecordKind,
+    RingFormat,
+)
+from gwatch.rewrite.snippet import Snippet
+from gwatch.sass.arch import Arch
+
+CLOCK_REGISTERS = {"gpu": "SR_GLOBALTIMERLO", "sm": "SR_CLOCKLO", "anchor": "SR_CLOCKLO"}
+STATE = ("off", "base", "addr", "rec", "desc")
+
+_X_IN_WIDE = 2
+_LANE_BITS = LANES.bit_length() - 1
+
+
+def record_width(fmt: RingFormat) -> int:
+    """General registers of one record."""
+    return fmt.record_bytes // 4
+
+
+def prologue(arch: Arch, fmt: RingFormat, descriptor: int, head: bool) -> Snippet:
+    """Runs once per warp at the kernel's entry, where nothing is live.
+
+    ``descriptor`` is the descriptor's offset in constant bank 3, ``head`` whether exit pairs need the
+    header's address. Unarmed kernels, CTAs without a slot and warps past the ring's shape go on in the
+    untouched copy of the code.
+    """
+    assert arch.launch_dims_offset is not None and arch.descriptor_offset is not None
+    block = arch.launch_dims_offset
+    grid = block + 12
+    fields = DESCRIPTOR_DTYPE.fields
+    header = HEADER_DTYPE.fields
+    assert fields is not None and header is not None
+
+    def armed(name: str) -> str:
+        return _constant(3, descriptor + fields[name][1])
+
+    lines = f"""
+        LDC.64 %ring, {armed("ring")}
+        LDC.64 %head_at, {armed("headers")}
+        LDC.64 %table, {armed("table")}
+        LDC.64 %limit, {armed("cta_slots")}      // CTA slots, warps per CTA
+        ULDC.64 %desc, {_constant(0, arch.descriptor_offset)}
+        S2R %a+2, SR_TID.Z
+        S2R %a+1, SR_TID.Y
+        S2R %a, SR_TID.X
+        S2R %b, SR_CTAID.Z
+        S2R %b+1, SR_CTAID.Y
+        S2R %b+3, SR_CTAID.X
+        LDC %dim, {_constant(0, block + 4)}
+        LDC %dim+1, {_constant(0, block)}
+        LDC %dim2, {_constant(0, grid + 4)}
+        LDC %dim2+1, {_constant(0, grid)}
+        LOP3.LUT %a+3, %ring, %ring+1, RZ, 0xfc, !PT
+        ISETP.EQ.U32.AND %out, PT, %a+3, RZ, PT
+        @%out BRA {{original}}
+        IMAD %a+1, %a+2, %dim, %a+1
+        IMAD %a, %a+1, %dim+1, %a                // linear thread
+        IMAD %b+1, %b, %dim2, %b+1
+        IMAD %b+3, %b+1, %dim2+1, %b+3           // linear CTA
+        LOP3.LUT %a+3, %table, %table+1, RZ, 0xfc, !PT
+        ISETP.NE.U32.AND %out, PT, %a+3, RZ, PT
+        IMAD.WIDE.U32 %table, %b+3, 0x4, %table
+        MOV %b+2, %b+3                           // the slot: the CTA's own number, or what the table says
+        @%out LDG.E %b+2, desc[%desc][%table.64]
+        SHF.R.U32.HI %a+1, RZ, {_LANE_BITS:#x}, %a   // warp
+        ISETP.GE.U32.AND %out, PT, %b+2, %limit, PT  // a negative slot is a large one
+        ISETP.GE.U32.OR %out, PT, %a+1, %limit+1, %out
+        @%out BRA {{original}}
+        IMAD %a+1, %b+2, %limit+1, %a+1          // warp of the ring
+        LOP3.LUT %a, %a, {LANES - 1:#x}, RZ, 0xc0, !PT
+        IMAD %base, %a+1, {fmt.chunk_bytes:#x}, %ring
+        IMAD %base, %a, {fmt.record_bytes:#x}, %base
+        IMAD %head_at, %a+1, {HEADER_BYTES:#x}, %head_at
+        MOV %addr+1, %ring+1
+        MOV %off, RZ
+        MOV %b, {CANARY:#x}
+        S2R %b+1, SR_VIRTUALSMID
+        VOTE.ANY %b+2, PT, PT
+        {"R2UR %head, %head_at" if head else ""}
+        STG.E.EF.128 desc[%desc][%head_at.64+{header["canary"][1]:#x}], %b
+        CS2R %a, SR_CLOCKLO
+        CS2R %a+2, SR_GLOBALTIMERLO
+        STG.E.EF.128 desc[%desc][%head_at.64], %a
+    """
+    return Snippet(
+        lines,
+        registers={"ring": 2, "head_at": 2, "table": 2, "limit": 2, "dim": 2, "dim2": 2, "a": 4, "b": 4},
+        predicates=("out",),
+        state=("off", "base", "addr", "desc", *(("head",) if head else ())),
+        name="ring prologue",
+    )
+
+
+def _constant(bank: int, offset: int) -> str:
+    """The operand as nvdisasm prints it: an offset of zero is RZ for LDC."""
+    return f"c[{bank:#x}][{offset:#x}]" if offset else f"c[{bank:#x}][RZ]"
+
+
+def record(
+    arch: Arch,
+    fmt: RingFormat,
+    clock: str,
+    value: str = "none",
+    pair: bool = False,
+    warp_level: bool = False,
+    guarded: bool = False,
+) -> Snippet:
+    """One record before a site's instruction; ``{{site}}`` is to be given as site id + 1.
+
+    ``value``: a :class:`~gwatch.rewrite.sitemap.MappedSite` value. ``guarded``: only lanes for which the
+    instruction's guard is true record. ``warp_level``: one of the lanes that would record is elected, anew
+    each time.
+    """
+    store = "@%elected " if warp_level else "@%guard " if guarded else ""
+    elect_free = warp_level and not guarded and arch.has_elect
+    wide = fmt.kind is not RecordKind.NARROW
+    tag = "%rec+2" if fmt.kind is RecordKind.LONG else "%rec+1"
+    full = fmt.kind is RecordKind.LONG or value not in ("none", "smid") or pair
+    read = "CS2R" if fmt.kind is RecordKind.LONG else "CS2R.32"
+    # ELECT first: a predicate takes longest to reach a guard.
+    lines = ["ELECT %elected, URZ, PT"] if elect_free else []
+    lines.append(f"{read} %rec, {CLOCK_REGISTERS[clock]}")
+    if pair:
+        lines.append("CS2R.32 %rec+3, SR_GLOBALTIMERLO")
+    if warp_level and not elect_free:
+        lines += _elect_lowest(fmt, "%guard" if guarded else "PT")
+    lines += _value(value, "%rec+3" if fmt.kind is RecordKind.LONG else f"%rec+{_X_IN_WIDE}", guarded)
+    lines.append(f"LOP3.LUT {tag}, %off, {{site}}, RZ, 0xfc, !PT")
+    if fmt.keep is Keep.NEWEST:
+        lines.append(f"LOP3.LUT %addr, %off, {fmt.mask:#x}, %base, 0xea, !PT")
+    else:
+        lines += [f"VIMNMX.U32 %addr, %off, {fmt.limit:#x}, PT", "IADD3 %addr, %addr, %base, RZ"]
+    # Without x and y the low half of a wide record says all.
+    width = 128 if wide and full else 64
+    lines.append(f"{store}STG.E.EF.{width} desc[%desc][%addr.64], %rec")
+    lines.append(f"{store}IADD3 %off, %off, {fmt.step:#x}, RZ")
+    return Snippet(
+        "\n".join(lines),
+        predicates=("elected",) if warp_level else (),
+        state=STATE,
+        inherit_guard=guarded,
+        name=f"{clock} record",
+    )
+
+
+def _elect_lowest(fmt: RingFormat, wanted: str) -> list[str]:
+    """Elect the lowest lane for which ``wanted`` holds, with the record's own registers as scratch.
+
+    The lane's number is in the low bits of its base address, which is aligned to one slot of the warp.
+    """
+    shift = fmt.record_bytes.bit_length() - 1
+    return [
+        f"VOTE.ANY %rec+1, PT, {wanted}",
+        "IADD3 %addr, -%rec+1, RZ, RZ",
+        "LOP3.LUT %rec+1, %rec+1, %addr, RZ, 0xc0, !PT",
+        f"SHF.R.U32.HI %addr, RZ, {shift:#x}, %base",
+        "SHF.R.W.U32 %rec+1, %rec+1, %addr, RZ",
+        "ISETP.EQ.U32.AND %elected, PT, %rec+1, 0x1, PT",
+    ]
+
+
+def _value(value: str, place: str, guarded: bool) -> list[str]:
+    """Lines that put the site's value at ``place`` (and the register after it)."""
+    if value in ("none", "smid"):
+        return []
+    name, _, bits = value.partition(":")
+    stem, number = place.split("+")
+    high = f"{stem}+{int(number) + 1}"
+    if name == "activemask":
+        return [f"VOTE.ANY {place}, PT, {'%guard' if guarded else 'PT'}"]
+    if name == "ns":
+        return [f"{'CS2R' if bits == '64' else 'CS2R.32'} {place}, SR_GLOBALTIMERLO"]
+    lines = [f"MOV {place}, {name}"]
+    if bits == "64":
+        file = "UR" if name.startswith("UR") else "R"
+        lines.append(f"MOV {high}, {file}{int(name.removeprefix(file)) + 1}")
+    return lines
+
+
+def exit_pair(guarded: bool) -> Snippet:
+    """Before an EXIT: the low words of both clocks into the warp's header."""
+    fields = HEADER_DTYPE.fields
+    assert fields is not None
+    store = "@%guard " if guarded else ""
+    return Snippet(
+        f"""
+        CS2R.32 %rec, SR_CLOCKLO
+        CS2R.32 %rec+1, SR_GLOBALTIMERLO
+        MOV %addr, %head
+        {store}STG.E.EF.64 desc[%desc][%addr.64+{fields["clock_out"][1]:#x}], %rec
+        """,
+        state=("addr", "rec", "desc", "head"),
+        inherit_guard=guarded,
+        name="exit pair",
+    )

@@ -1,0 +1,324 @@
+"""``python -m gwatch.rewrite`` and ``gwatch rewrite``: look at a kernel, choose sites, write a patched
+cubin."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gwatch.errors import GWatchError, SiteError, TraceError
+
+if TYPE_CHECKING:
+    from gwatch.cuda.binary.cubin import Cubin
+    from gwatch.cuda.binary.kernel import KernelDef
+    from gwatch.rewrite.result import Rewritten
+    from gwatch.rewrite.trace import TracePlan
+
+_SITE_HELP = (
+    "PLACE[@first|@last|@all][,OPTION...]; PLACE: index, 0xPC, line:FILE:N, op:OPCODE; OPTION: reg=R8[:64], "
+    "reg=UR4[:64], smid, activemask, ns, ns:64 (the value to record), warp, always, label=TEXT"
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("cubin", type=Path, help="cubin to read; it is never changed")
+    parser.add_argument(
+        "--kernel",
+        metavar="REGEX",
+        default="",
+        help="kernel whose mangled name matches (default: the only one)",
+    )
+    parser.add_argument("--site", action="append", default=[], metavar="SITE", help=_SITE_HELP)
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="patched cubin; its site map goes to FILE's .map.json",
+    )
+    parser.add_argument("--clock", choices=("gpu", "sm", "anchor"), default="gpu")
+    parser.add_argument(
+        "--depth", type=int, default=32, help="records kept per thread, rounded up to a power of two"
+    )
+    parser.add_argument("--keep", choices=("newest", "first"), default="newest")
+    parser.add_argument(
+        "--duration-ns", type=float, help="how long the launch takes untraced, where over a millisecond"
+    )
+    parser.add_argument("--exclude", metavar="R252,UR4", help="registers that inserted code must not use")
+    parser.add_argument(
+        "--snippet", type=Path, metavar="FILE", help="insert this SASS text at the sites instead of records"
+    )
+    parser.add_argument("--list", action="store_true", help="list the kernel's instructions instead")
+    parser.add_argument(
+        "--only", metavar="REGEX", help="with --list: only instructions (or lines FILE:N) that match"
+    )
+    parser.add_argument("--json", action="store_true", help="machine-readable output")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command; 0 done, 1 when a listing's filter matches nothing."""
+    from gwatch.cuda.binary.cubin import Cubin
+
+    cubin = Cubin.from_file(args.cubin)
+    kernel = cubin.get_kerneldef_by_regex(args.kernel)
+    if args.list:
+        return _list(cubin, kernel, args)
+    if not args.site:
+        raise SiteError("no-site", "no --site given", "list the instructions with --list")
+    if args.output is None:
+        raise SiteError("no-output", "no output named", "give -o FILE")
+    if args.output.exists() and args.output.samefile(args.cubin):
+        raise SiteError("output-is-input", f"{args.output} is the input", "name another output")
+    if args.snippet is not None:
+        return _insert_snippet(cubin, kernel, args)
+    return _trace(cubin, kernel, args)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Entry point of ``python -m gwatch.rewrite``."""
+    parser = argparse.ArgumentParser(prog="python -m gwatch.rewrite", description=__doc__)
+    add_arguments(parser)
+    try:
+        return run(parser.parse_args(argv))
+    except GWatchError as error:
+        sys.stderr.write(f"gwatch: {error}\n")
+        return 2
+
+
+def _excluded(args: argparse.Namespace) -> dict[str, list[int]] | None:
+    from gwatch.rewrite.sites import parse_excluded
+
+    return parse_excluded(args.exclude) if args.exclude else None
+
+
+def _trace(cubin: Cubin, kernel: KernelDef, args: argparse.Namespace) -> int:
+    from gwatch.cuda.binary.cubin import write_atomically
+    from gwatch.rewrite.sites import resolve_site
+    from gwatch.rewrite.trace import plan_trace
+
+    sites = [site for text in args.site for site in resolve_site(kernel, text)]
+    plan = plan_trace(
+        cubin,
+        kernel,
+        sites,
+        clock=args.clock,
+        depth=args.depth,
+        keep=args.keep,
+        duration_ns=args.duration_ns,
+        excluded_registers=_excluded(args),
+    )
+    sidecar = args.output.with_suffix(".map.json")
+    if sidecar.exists() and sidecar.samefile(args.cubin):
+        raise SiteError("output-is-input", f"{sidecar} is the input", "name another output")
+    write_atomically(sidecar, plan.site_map.to_bytes() + b"\n")
+    write_atomically(args.output, plan.data)
+    report = _report(cubin, plan.rewritten, len(plan.data), args.output)
+    report["map"] = str(sidecar)
+    report["sites"] = _site_rows(plan)
+    report["clock"] = args.clock
+    report["descriptor"] = plan.site_map.descriptor_symbol
+    fmt = plan.site_map.format
+    report["record"] = {
+        "bytes": fmt.record_bytes,
+        "depth": fmt.depth,
+        "keep": fmt.keep.value,
+        "bytes_per_warp": fmt.chunk_bytes,
+    }
+    _print(report, args.json)
+    return 0
+
+
+def _insert_snippet(cubin: Cubin, kernel: KernelDef, args: argparse.Namespace) -> int:
+    from gwatch.cuda.binary.cubin import write_atomically
+    from gwatch.rewrite.rewriter import Rewriter
+    from gwatch.rewrite.sites import resolve_site
+    from gwatch.rewrite.snippet import Snippet
+
+    try:
+        text = args.snippet.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise TraceError("snippet-file", f"cannot read {args.snippet}: {error}") from None
+    snippet = Snippet(text, name=args.snippet.name)
+    rewriter = Rewriter(cubin, kernel, _excluded(args))
+    sites = [site for given in args.site for site in resolve_site(kernel, given)]
+    for site in sites:
+        rewriter.insert(site.insert_index, snippet, label=site.label)
+    rewritten = rewriter.apply()
+    write_atomically(args.output, rewritten.data)
+    report = _report(cubin, rewritten, len(rewritten.data), args.output)
+    report["sites"] = [
+        {
+            "site": number,
+            "index": placed.index,
+            "pc": placed.index * 16,
+            "new_pc": placed.first * 16,
+            "value": "snippet",
+            "instruction": placed.instruction,
+            "registers": placed.registers,
+        }
+        for number, placed in enumerate(rewritten.sites)
+    ]
+    _print(report, args.json)
+    return 0
+
+
+def _site_rows(plan: TracePlan) -> list[dict[str, Any]]:
+    rows = []
+    for site in plan.site_map.sites:
+        rows.append(
+            {
+                "site": site.site_id,
+                "index": site.index,
+                "pc": site.pc,
+                "new_pc": site.new_pc,
+                "value": site.value,
+                "warp_level": site.warp_level,
+                "unconditional": site.unconditional,
+                "line": f"{site.file}:{site.line}" if site.file else None,
+                "instruction": site.instruction,
+                "label": site.label,
+            }
+        )
+    return rows
+
+
+def _report(cubin: Cubin, rewritten: Rewritten, size: int, output: Path) -> dict[str, Any]:
+    return {
+        "output": str(output),
+        "kernel": rewritten.kernel,
+        "arch": cubin.arch.name,
+        "registers": {"before": rewritten.registers_before, "after": rewritten.registers_after},
+        "occupancy": {
+            "threads_per_cta": rewritten.threads_per_cta,
+            "before": rewritten.occupancy_before,
+            "after": rewritten.occupancy_after,
+        },
+        "bytes": {"before": len(cubin.data), "after": size},
+        "instructions_inserted": int(rewritten.inserted.sum()),
+        "state": rewritten.state,
+        "moved": list(rewritten.moved),
+        "reuse_cleared": [edit.index for edit in rewritten.edits],
+        "check": rewritten.check,
+    }
+
+
+def _print(report: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        import json
+
+        _write(json.dumps(report, indent=1))
+        return
+    rows: list[tuple[str, ...]] = [("site", "index", "pc", "new pc", "value", "line", "instruction")]
+    for site in report["sites"]:
+        value = (
+            site["value"]
+            + (" warp" if site.get("warp_level") else "")
+            + (" always" if site.get("unconditional") else "")
+        )
+        rows.append(
+            (
+                str(site["site"]),
+                str(site["index"]),
+                f"{site['pc']:#x}",
+                f"{site['new_pc']:#x}",
+                value,
+                (site.get("line") or "").rsplit("/", 1)[-1],
+                site["instruction"],
+            )
+        )
+    _write(f"{report['kernel']} ({report['arch']})")
+    _write(_table(rows))
+    registers, occupancy, size = report["registers"], report["occupancy"], report["bytes"]
+    _write(
+        f"registers  {registers['before']} -> {registers['after']}; "
+        f"CTAs of {occupancy['threads_per_cta']} threads per SM {occupancy['before']} -> {occupancy['after']}"
+    )
+    if "record" in report:
+        record = report["record"]
+        _write(
+            f"record     {record['bytes']} bytes, {record['depth']} per thread ({record['keep']} kept), "
+            f"{record['bytes_per_warp']} bytes per warp; clock {report['clock']}"
+        )
+        _write(f"arm        symbol {report['descriptor']}")
+    _write(
+        f"bytes      {size['before']} -> {size['after']}, "
+        f"{report['instructions_inserted']} instructions inserted"
+    )
+    for moved in report["moved"]:
+        _write(f"moved      {moved}")
+    if report["reuse_cleared"]:
+        _write("edited     operand reuse cleared on " + " ".join(map(str, report["reuse_cleared"])))
+    _write(f"check      {report['check']}")
+    _write(f"written    {report['output']}" + (f", {report['map']}" if "map" in report else ""))
+
+
+def _list(cubin: Cubin, kernel: KernelDef, args: argparse.Namespace) -> int:
+    try:
+        wanted = re.compile(args.only) if args.only else None
+    except re.error as error:
+        raise SiteError("site-syntax", f"{args.only!r} is not a regular expression: {error}") from None
+    size = cubin.arch.instruction_size
+    lines = kernel.map_address_to_line
+    rows = []
+    for index, text in enumerate(kernel.texts):
+        file, line = lines.get(index * size, ("", 0))
+        place = f"{file.rsplit('/', 1)[-1]}:{line}" if file else ""
+        if wanted is None or wanted.search(text) or (place and wanted.search(place)):
+            rows.append({"index": index, "pc": index * size, "line": place, "instruction": text.rstrip(" ;")})
+    free = _free_registers(cubin, kernel)
+    if args.json:
+        import json
+
+        _write(
+            json.dumps(
+                {"kernel": kernel.name, "arch": cubin.arch.name, "free": free, "instructions": rows}, indent=1
+            )
+        )
+    else:
+        _write(f"{kernel.name} ({cubin.arch.name}), {kernel.register_count} registers")
+        _write("free at every instruction: " + "; ".join(f"{file} {text}" for file, text in free.items()))
+        shown: list[tuple[str, ...]] = [("index", "pc", "line", "instruction")]
+        shown += [(str(r["index"]), f"{r['pc']:#x}", str(r["line"]), str(r["instruction"])) for r in rows]
+        _write(_table(shown))
+    return 0 if rows else 1
+
+
+def _free_registers(cubin: Cubin, kernel: KernelDef) -> dict[str, str]:
+    """Registers that nothing in the kernel or its callees names, by file, as ranges."""
+    from gwatch.rewrite.rewriter import Rewriter
+    from gwatch.sass.arch import allocated_registers
+
+    around = Rewriter(cubin, kernel).surroundings
+    arch = cubin.arch
+    first = around.first_free
+    step = allocated_registers(arch, kernel.register_count) - 3
+    out = {"R": f"R{first}-R{arch.max_registers - 3} (up to R{step} at no occupancy cost)"}
+    for file, limit in (("UR", arch.uniform_zero), ("P", arch.predicate_true)):
+        out[file] = _ranges(file, sorted(set(range(limit)) - around.named(file)))
+    return out
+
+
+def _ranges(file: str, numbers: list[int]) -> str:
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and parts[-1][1] == number - 1:
+            parts[-1][1] = number
+        else:
+            parts.append([number, number])
+    text = ", ".join(f"{file}{a}" if a == b else f"{file}{a}-{file}{b}" for a, b in parts)
+    return text or "none"
+
+
+def _table(rows: list[tuple[str, ...]]) -> str:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return "\n".join(
+        "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows
+    )
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(text + "\n")

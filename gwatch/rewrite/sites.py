@@ -1,0 +1,217 @@
+"""Site descriptions as a person writes them, resolved against a kernel.
+
+``PLACE[@first|@last|@all][,OPTION…]`` where PLACE is
+
+* ``12``: an instruction index; ``0x110``: a pc (a multiple of the instruction size);
+* ``line:matmul.cu:29`` or ``line:29``: the instructions of a source line (``-lineinfo`` or ``-G``);
+* ``op:BAR.SYNC``: the instructions whose opcode is that, or that with more modifiers;
+
+and OPTION is ``reg=R8``, ``reg=R8:64``, ``reg=UR4``, ``smid``, ``activemask``, ``ns``, ``ns:64`` (the value),
+``warp``, ``always`` (also where the instruction's guard is false), ``label=TEXT``.
+
+A place that names several instructions is refused with the list, unless ``@first``, ``@last`` or ``@all`` is
+said.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from gwatch.errors import SiteError
+from gwatch.rewrite.trace import SPECIALS, SassTraceSite
+
+if TYPE_CHECKING:
+    from gwatch.cuda.binary.kernel import KernelDef
+
+_CHOICE = re.compile(r"@(first|last|all)$")
+_REGISTER = re.compile(r"(U?R)(\d+)(?::(32|64))?\Z")
+_OPCODE = re.compile(r"(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*(?:\.[A-Za-z0-9_]+)*)")
+_LISTED = 8
+
+
+@dataclass(frozen=True, slots=True)
+class SiteSpec:
+    """A parsed description: ``place`` and ``choice`` ("" when none was said) name instructions, ``fields``
+    are :class:`SassTraceSite` fields."""
+
+    text: str
+    place: str
+    choice: str
+    fields: dict[str, Any]
+
+
+def parse_site(text: str) -> SiteSpec:
+    """Read one description. Raises SiteError ``[site-syntax]`` that quotes the part it can't read."""
+    place, *options = text.split(",")
+    place = place.strip()
+    match = _CHOICE.search(place)
+    choice = match[1] if match else ""
+    place = place[: match.start()] if match else place
+    if not place:
+        raise SiteError(
+            "site-syntax", f"site {text!r} names no place", "give an index, 0xPC, line:FILE:N or op:OPCODE"
+        )
+    fields: dict[str, Any] = {}
+    for option in (item.strip() for item in options):
+        for name, value in _option(text, option).items():
+            if name in fields:
+                raise SiteError(
+                    "site-syntax", f"site {text!r} says {option!r} twice or against another option"
+                )
+            fields[name] = value
+    return SiteSpec(text, place, choice, fields)
+
+
+def _option(text: str, option: str) -> dict[str, Any]:
+    name, has_value, value = option.partition("=")
+    if option == "warp":
+        return {"warp_level": True}
+    if option == "always":
+        return {"unconditional": True}
+    if option == "smid":
+        return {"value_is_smid": True}
+    if option in SPECIALS:
+        return {"special": option}
+    if name == "label" and value:
+        return {"label": value}
+    if name == "reg" and has_value:
+        match = _REGISTER.match(value)
+        if match is None:
+            raise SiteError(
+                "site-syntax", f"site {text!r}: {value!r} is no register", "write R8, R8:64, UR4 or UR4:64"
+            )
+        return {
+            "value_reg": int(match[2]),
+            "value_is_uniform": match[1] == "UR",
+            "value_width_bits": int(match[3] or 32),
+        }
+    raise SiteError(
+        "site-syntax",
+        f"site {text!r}: option {option!r} is not known",
+        "options: reg=R8[:64] reg=UR4[:64] smid activemask ns ns:64 warp always label=TEXT",
+    )
+
+
+def resolve_site(kernel: KernelDef, text: str) -> list[SassTraceSite]:
+    """The sites that ``text`` describes in ``kernel``: one, or several with ``@all``, in address order.
+
+    Raises SiteError: ``[site-syntax]``, ``[site-range]``, ``[site-unaligned]``, ``[site-none]`` (nothing
+    there, with the nearest), ``[site-ambiguous]`` (with the list), and what :class:`SassTraceSite` raises.
+    """
+    spec = parse_site(text)
+    found = _places(kernel, spec)
+    if len(found) > 1 and not spec.choice:
+        raise SiteError(
+            "site-ambiguous",
+            f"site {text!r} names {len(found)} instructions of {kernel.name}: {_listing(kernel, found)}",
+            "say @first, @last or @all, or give one index",
+        )
+    if spec.choice == "first":
+        found = found[:1]
+    elif spec.choice == "last":
+        found = found[-1:]
+    return [SassTraceSite(index, **spec.fields) for index in found]
+
+
+def _places(kernel: KernelDef, spec: SiteSpec) -> list[int]:
+    kind, colon, rest = spec.place.partition(":")
+    if colon and kind == "line":
+        return _of_line(kernel, spec, rest)
+    if colon and kind == "op":
+        return _of_opcode(kernel, spec, rest)
+    try:
+        number = int(spec.place, 0)
+    except ValueError:
+        raise SiteError(
+            "site-syntax",
+            f"site {spec.text!r}: {spec.place!r} is no place",
+            "give an index, 0xPC, line:FILE:N or op:OPCODE",
+        ) from None
+    size = kernel.arch.instruction_size
+    if spec.place.lower().startswith("0x"):
+        if number % size:
+            raise SiteError("site-unaligned", f"site {spec.text!r}: {number:#x} is no multiple of {size}")
+        number //= size
+    if not 0 <= number < len(kernel.words):
+        raise SiteError(
+            "site-range",
+            f"site {spec.text!r}: {kernel.name} has instructions 0..{len(kernel.words) - 1} "
+            f"(pc 0x0..{(len(kernel.words) - 1) * size:#x})",
+        )
+    return [number]
+
+
+def _of_line(kernel: KernelDef, spec: SiteSpec, rest: str) -> list[int]:
+    file, _, digits = rest.rpartition(":")
+    if not digits.isdecimal():
+        raise SiteError(
+            "site-syntax", f"site {spec.text!r}: {digits!r} is no line number", "write line:FILE:N"
+        )
+    lines = kernel.map_line_to_addresses
+    if not lines:
+        raise SiteError("site-none", f"{kernel.name} has no line information", "compile with -lineinfo")
+    line = int(digits)
+    files = {name for name, _ in lines if not file or name == file or name.endswith("/" + file)}
+    if not files:
+        names = ", ".join(sorted({name.rsplit("/", 1)[-1] for name, _ in lines}))
+        raise SiteError(
+            "site-none", f"site {spec.text!r}: no instruction comes from {file}", f"files: {names}"
+        )
+    with_line = sorted(name for name in files if (name, line) in lines)
+    if not with_line:
+        near = sorted({number for name, number in lines if name in files}, key=lambda n: (abs(n - line), n))[
+            :6
+        ]
+        raise SiteError(
+            "site-none",
+            f"site {spec.text!r}: no instruction comes from line {line}",
+            f"nearest lines with code: {', '.join(map(str, sorted(near)))}",
+        )
+    if len(with_line) > 1:
+        raise SiteError(
+            "site-ambiguous",
+            f"site {spec.text!r} fits {len(with_line)} files: {', '.join(with_line)}",
+            "give more of the path",
+        )
+    size = kernel.arch.instruction_size
+    return [address // size for address in lines[with_line[0], line]]
+
+
+def _of_opcode(kernel: KernelDef, spec: SiteSpec, wanted: str) -> list[int]:
+    found = []
+    known = set()
+    for index, text in enumerate(kernel.texts):
+        match = _OPCODE.match(text)
+        if match is None:
+            continue
+        known.add(match[1])
+        if match[1] == wanted or match[1].startswith(wanted + "."):
+            found.append(index)
+    if not found:
+        near = difflib.get_close_matches(wanted, sorted(known), n=5, cutoff=0.3) or sorted(known)[:5]
+        raise SiteError(
+            "site-none", f"site {spec.text!r}: {kernel.name} has no {wanted}", f"nearest: {', '.join(near)}"
+        )
+    return found
+
+
+def _listing(kernel: KernelDef, found: list[int]) -> str:
+    size = kernel.arch.instruction_size
+    shown = [f"{i} ({i * size:#x}) {kernel.text(i).rstrip(' ;')}" for i in found[:_LISTED]]
+    more = [f"and {len(found) - _LISTED} more"] if len(found) > _LISTED else []
+    return " | ".join(shown + more)
+
+
+def parse_excluded(text: str) -> dict[str, list[int]]:
+    """``"R252,UR4,P3"`` as ``excluded_registers``. Raises SiteError ``[site-syntax]``."""
+    names = {"R": "general", "UR": "uniform_general", "P": "predicate"}
+    out: dict[str, list[int]] = {}
+    for item in text.split(","):
+        match = re.fullmatch(r"(U?R|P)(\d+)", item.strip())
+        if match is None:
+            raise SiteError("site-syntax", f"{item.strip()!r} is no register to exclude", "write R252,UR4,P3")
+        out.setdefault(names[match[1]], []).append(int(match[2]))
+    return out

@@ -1,0 +1,343 @@
+"""From a list of sites to a patched cubin that records them: :func:`plan_trace`."""
+
+from __future__ import annotations
+
+import hashlib
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gwatch.errors import SiteError, TraceError, UnsupportedError
+from gwatch.rewrite.ring import (
+    DESCRIPTOR_BYTES,
+    MAX_SITES,
+    Dim3,
+    Keep,
+    RecordKind,
+    RingFormat,
+    RingLayout,
+    round_depth,
+    unarmed_descriptor,
+)
+from gwatch.rewrite.sitemap import CLOCKS, NOTE_NAME, MappedSite, SiteMap
+
+if TYPE_CHECKING:
+    from gwatch.cuda.binary.cubin import Cubin
+    from gwatch.cuda.binary.kernel import KernelDef
+    from gwatch.rewrite.result import Rewritten
+    from gwatch.rewrite.rewriter import Rewriter
+
+SPECIALS = ("activemask", "ns", "ns:64")
+
+LONG_NS = {"gpu": 2.0e9, "sm": 0.7e9}
+"""Launches that took this long untraced get 64-bit times: 32 bits last 4.29 s and at least 1.43 s, and
+tracing slows a kernel down."""
+PAIRS_NS = 1.0e6
+"""``anchor`` launches that took this long get a clock pair in every record that has room."""
+ANCHOR_ALL_PAIRS_NS = 0.7e9
+ANCHOR_LIMIT_NS = 2.0e9
+
+
+@dataclass(frozen=True, slots=True)
+class SassTraceSite:
+    """One place to record: before instruction ``insert_index`` (pc = index x 16). Its id is its place in the
+    list.
+
+    ``value_reg``: physical register to record as well; ``value_width_bits`` 32, or 64 for an aligned pair;
+    ``value_is_uniform``: of the uniform file; ``value_is_smid``: the SM's id instead (it costs nothing).
+    ``warp_level``: one record per visit of a warp, by one of its active lanes, elected anew each time.
+    ``unconditional``: also where the instruction's guard is false (by default a visit counts only for lanes
+    that execute the instruction). ``special``: record "activemask" (the lanes that record), "ns" or "ns:64"
+    (the ns timer) instead of a register. ``label``: a name for reports.
+
+    Raises SiteError ``[site-range]`` for a negative index, ``[site-value]`` for contradicting value fields,
+    ``[site-register]`` for a register that doesn't exist or an odd one for 64 bits.
+    """
+
+    insert_index: int
+    value_reg: int | None = None
+    value_width_bits: int = 32
+    value_is_uniform: bool = False
+    value_is_smid: bool = False
+    warp_level: bool = False
+    unconditional: bool = False
+    label: str | None = None
+    special: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("insert_index", "value_reg", "value_width_bits"):
+            given = getattr(self, name)
+            if given is not None:
+                object.__setattr__(self, name, self._integer(name, given))
+        if self.insert_index < 0:
+            raise SiteError("site-range", f"instruction index {self.insert_index} is negative")
+        sources = (self.value_reg is not None) + bool(self.value_is_smid) + (self.special is not None)
+        if sources > 1:
+            raise SiteError(
+                "site-value", f"site at {self.insert_index} asks for several values", "one per site"
+            )
+        if self.value_reg is None and (self.value_width_bits != 32 or self.value_is_uniform):
+            raise SiteError(
+                "site-value",
+                f"site at {self.insert_index} has a width or file without a register",
+                "set value_reg",
+            )
+        if self.special is not None and self.special not in SPECIALS:
+            raise SiteError(
+                "site-value",
+                f"site at {self.insert_index}: special value {self.special!r}",
+                " or ".join(SPECIALS),
+            )
+        if self.value_width_bits not in (32, 64):
+            raise SiteError(
+                "site-value",
+                f"site at {self.insert_index}: {self.value_width_bits} bits",
+                "values have 32 or 64 bits",
+            )
+        if self.value_reg is not None:
+            self._check_register(self.value_reg)
+
+    @staticmethod
+    def _integer(name: str, given: object) -> int:
+        try:
+            if isinstance(given, bool):
+                raise TypeError
+            return operator.index(given)  # type: ignore[arg-type]
+        except TypeError:
+            raise SiteError("site-value", f"{name} is {given!r}, not an integer") from None
+
+    def _check_register(self, register: int) -> None:
+        file, last = ("UR", 62) if self.value_is_uniform else ("R", 254)
+        if not 0 <= register <= last:
+            zero = " (the zero register)" if register == last + 1 else ""
+            raise SiteError(
+                "site-register", f"{file}{register}{zero} holds no value", f"{file}0 to {file}{last}"
+            )
+        if self.value_width_bits == 64 and register % 2:
+            raise SiteError(
+                "site-register",
+                f"{file}{register} is odd: a 64-bit value is an even register and the next",
+                f"give {file}{register - 1} or {file}{register + 1}",
+            )
+
+    @property
+    def value(self) -> str:
+        """The value as site maps spell it: "none", "smid", "R8", "UR4:64", "activemask", …"""
+        if self.special is not None:
+            return self.special
+        if self.value_reg is None:
+            return "smid" if self.value_is_smid else "none"
+        file = "UR" if self.value_is_uniform else "R"
+        return f"{file}{self.value_reg}" + (":64" if self.value_width_bits == 64 else "")
+
+    @property
+    def record_bits(self) -> int:
+        """Bits of value in the record: 0, 32 or 64."""
+        if self.value in ("none", "smid"):
+            return 0
+        return 64 if self.value.endswith(":64") else 32
+
+
+@dataclass(frozen=True, slots=True)
+class TracePlan:
+    """A patched cubin and all that is known about it. ``data`` carries ``site_map`` as a note."""
+
+    data: bytes
+    site_map: SiteMap
+    rewritten: Rewritten
+
+    def layout(self, grid: Dim3, block: Dim3, budget: int | None = None) -> RingLayout:
+        """The ring for a launch, sampling CTAs where ``budget`` bytes don't hold them all."""
+        return RingLayout.for_launch(self.site_map.format, grid, block, budget)
+
+
+def choose_format(
+    sites: Sequence[SassTraceSite], clock: str, depth: int, keep: str, duration_ns: float | None
+) -> tuple[RingFormat, bool]:
+    """(record format, whether records carry clock pairs) for sites, clock and the launch's expected duration.
+
+    Raises TraceError ``[trace-clock]``, ``[trace-keep]``, ``[trace-depth]``, and ``[trace-too-long]`` where
+    no record holds both the value and a time that stays exact.
+    """
+    if clock not in CLOCKS:
+        raise TraceError("trace-clock", f"clock {clock!r}", " or ".join(CLOCKS))
+    if keep not in [item.value for item in Keep]:
+        raise TraceError("trace-keep", f"keep {keep!r}", "newest or first")
+    bits = max(site.record_bits for site in sites)
+    duration = duration_ns or 0.0
+    kind = RecordKind.WIDE if bits else RecordKind.NARROW
+    pairs = False
+    seconds = f"the kernel takes {duration / 1e9:.3g} s"
+    if clock == "anchor":
+        pairs = duration >= PAIRS_NS
+        if duration >= ANCHOR_LIMIT_NS:
+            raise TraceError(
+                "trace-too-long", f"{seconds}: too long for the anchor clock", "use the gpu clock"
+            )
+        narrowest = min(site.record_bits for site in sites)
+        if pairs and (narrowest == 64 or (bits == 64 and duration >= ANCHOR_ALL_PAIRS_NS)):
+            raise TraceError(
+                "trace-too-long",
+                f"{seconds}: a record with a 64-bit value has no room for the clock pair that anchor needs",
+                "record a 32-bit value, add a site without a value, or use the gpu clock",
+            )
+        kind = RecordKind.WIDE if pairs else kind
+    elif duration >= LONG_NS[clock]:
+        if bits == 64:
+            raise TraceError(
+                "trace-too-long",
+                f"{seconds}: a record with a 64-bit value has no room for a 64-bit time",
+                "record a 32-bit value",
+            )
+        kind = RecordKind.LONG
+    return RingFormat(kind, round_depth(depth), Keep(keep)), pairs
+
+
+def plan_trace(
+    cubin: Cubin,
+    kernel: str | KernelDef,
+    sites: Sequence[SassTraceSite],
+    *,
+    clock: str = "gpu",
+    depth: int = 32,
+    keep: str = "newest",
+    duration_ns: float | None = None,
+    excluded_registers: Mapping[str, Iterable[int]] | None = None,
+) -> TracePlan:
+    """Patch ``kernel`` of ``cubin`` so that it records ``sites``; the original is not touched.
+
+    ``kernel`` is its mangled name or definition. ``depth``: records kept per thread (rounded up to a power of
+    two). ``keep``: "newest" or "first". ``duration_ns``: how long the launch takes untraced, which decides
+    how wide times are (None: shorter than a millisecond). ``excluded_registers``: as for
+    :class:`~gwatch.rewrite.rewriter.Rewriter`.
+
+    Sites at one index run in list order. Raises SiteError, TraceError, RegisterPressureError,
+    UnsupportedError, EncodeError or HazardError before anything is made.
+    """
+    from gwatch.cuda.binary.constants import add_constant3, add_note
+    from gwatch.cuda.binary.cubin import Cubin as CubinType
+    from gwatch.rewrite import builtin
+    from gwatch.rewrite.rewriter import ENTRY, Rewriter
+
+    if not sites:
+        raise SiteError("no-site", "no site given", "give at least one SassTraceSite(instruction_index)")
+    if len(sites) > MAX_SITES:
+        raise SiteError("site-count", f"{len(sites)} sites", f"at most {MAX_SITES} per trace")
+    fmt, pairs = choose_format(sites, clock, depth, keep, duration_ns)
+    arch = cubin.arch
+    if arch.launch_dims_offset is None or arch.descriptor_offset is None:
+        raise UnsupportedError(
+            "trace-arch", f"tracing {arch.name} code is not supported yet", "supported: sm_90, sm_90a"
+        )
+    name = kernel if isinstance(kernel, str) else kernel.name
+    cubin.get_kerneldef_by_name(name)
+
+    symbol = "gwatch_ring_" + hashlib.sha256(name.encode()).hexdigest()[:16]
+    image, offset = add_constant3(cubin.data, symbol, DESCRIPTOR_BYTES, unarmed_descriptor(fmt))
+    rewriter = Rewriter(CubinType.from_bytes(image, cubin.name), name, excluded_registers)
+    _check_sites(rewriter, sites)
+    head = clock == "anchor"
+    for state, width, file in (
+        ("rec", builtin.record_width(fmt), "R"),
+        ("addr", 2, "R"),
+        ("off", 1, "R"),
+        ("base", 1, "R"),
+        ("desc", 2, "UR"),
+        *((("head", 1, "UR"),) if head else ()),
+    ):
+        rewriter.reserve(state, width, file)
+    rewriter.insert(ENTRY, builtin.prologue(arch, fmt, offset, head))
+    view = rewriter.surroundings.view
+    for number, site in enumerate(sites):
+        guarded = not site.unconditional and view.facts(site.insert_index).guard != (7, False)
+        snippet = builtin.record(
+            arch, fmt, clock, site.value, pairs and site.record_bits < 64, site.warp_level, guarded
+        )
+        rewriter.insert(site.insert_index, snippet, {"site": number + 1}, site.label or f"site {number}")
+    if head:
+        for index in _exits(rewriter):
+            rewriter.insert(index, builtin.exit_pair(view.facts(index).guard != (7, False)))
+    rewritten = rewriter.apply(twin=True)
+    site_map = _site_map(rewriter, sites, rewritten, clock, fmt, pairs, symbol, offset)
+    return TracePlan(add_note(rewritten.data, NOTE_NAME, site_map.to_bytes()), site_map, rewritten)
+
+
+def _exits(rewriter: Rewriter) -> list[int]:
+    """Indices of all EXIT instructions before the padding."""
+    around = rewriter.surroundings
+    return [i for i in range(around.padding) if around.view.facts(i).mnemonic == "EXIT"]
+
+
+def _check_sites(rewriter: Rewriter, sites: Sequence[SassTraceSite]) -> None:
+    """Refuse places and registers that the kernel doesn't have. Raises SiteError."""
+    around, kernel = rewriter.surroundings, rewriter.kernel
+    count = len(kernel.words)
+    for number, site in enumerate(sites):
+        where = f"site {number} (instruction {site.insert_index})"
+        if site.insert_index >= count:
+            raise SiteError("site-range", f"{where}: {kernel.name} has instructions 0..{around.padding - 1}")
+        if site.insert_index >= around.padding:
+            raise SiteError(
+                "site-padding",
+                f"{where} is padding behind the code",
+                f"the last instruction is {around.padding - 1}",
+            )
+        if site.value_reg is None:
+            continue
+        wanted = set(range(site.value_reg, site.value_reg + site.value_width_bits // 32))
+        if site.value_is_uniform:
+            if not wanted <= around.named("UR"):
+                raise SiteError("site-register", f"{where}: {kernel.name} does not use UR{max(wanted)}")
+        elif max(wanted) > kernel.register_count - 3:
+            raise SiteError(
+                "site-register",
+                f"{where}: {kernel.name} has R0 to R{kernel.register_count - 3}, not R{max(wanted)}",
+            )
+
+
+def _site_map(
+    rewriter: Rewriter,
+    sites: Sequence[SassTraceSite],
+    rewritten: Rewritten,
+    clock: str,
+    fmt: RingFormat,
+    pairs: bool,
+    symbol: str,
+    offset: int,
+) -> SiteMap:
+    size = rewriter.cubin.arch.instruction_size
+    lines = rewriter.kernel.map_address_to_line
+    mapped = []
+    # The first insertion is the prologue, the exits come after the sites.
+    for number, (site, placed) in enumerate(zip(sites, rewritten.sites[1:], strict=False)):
+        pc = site.insert_index * size
+        file, line = lines.get(pc, (None, None))
+        mapped.append(
+            MappedSite(
+                site_id=number,
+                index=site.insert_index,
+                pc=pc,
+                new_pc=placed.first * size,
+                instruction=placed.instruction,
+                file=file,
+                line=line,
+                value=site.value,
+                warp_level=site.warp_level,
+                unconditional=site.unconditional,
+                pair=pairs and site.record_bits < 64,
+                label=site.label,
+            )
+        )
+    return SiteMap(
+        kernel=rewriter.kernel.name,
+        arch=rewriter.cubin.arch.name,
+        clock=clock,
+        format=fmt,
+        descriptor_symbol=symbol,
+        descriptor_offset=offset,
+        sites=tuple(mapped),
+        registers_before=rewritten.registers_before,
+        registers_after=rewritten.registers_after,
+        pairs_at_exit=clock == "anchor",
+    )
