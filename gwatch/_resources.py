@@ -18,5 +18,8 @@ def resource(kind: str, name: str) -> Path:
         path = root / name
         if path.exists():
             return path
-    raise ToolError("resource-missing", f"{kind}/{name} is not in this installation of gwatch",
-                    "reinstall gwatch-sass, or run from a complete checkout")
+    raise ToolError(
+        "resource-missing",
+        f"{kind}/{name} is not in this installation of gwatch",
+        "reinstall gwatch-sass, or run from a complete checkout",
+    )

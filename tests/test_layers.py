@@ -11,16 +11,36 @@ import pytest
 PACKAGE = Path(__file__).resolve().parent.parent / "gwatch"
 # First match wins; the number is the layer's height. common.format sits beside the stack: it may use errors alone.
 LAYERS = [
-    ("gwatch.errors", 0), ("gwatch._resources", 0),
+    ("gwatch.errors", 0),
+    ("gwatch._resources", 0),
     ("gwatch.sass", 1),
     ("gwatch.cuda.binary", 2),
-    ("gwatch.rewrite", 3), ("gwatch.diff", 3), ("gwatch.inspect", 3),
-    ("gwatch.cuda.driver", 4), ("gwatch.cuda.capture", 4), ("gwatch.cuda.cupti", 4),
-    ("gwatch.cuda.xtrace", 5), ("gwatch.cuda.trace", 5), ("gwatch.libpygwatch", 5),
-    ("gwatch.cli", 6), ("gwatch.__main__", 6), ("gwatch.rewrite.__main__", 6),
+    ("gwatch.rewrite", 3),
+    ("gwatch.diff", 3),
+    ("gwatch.inspect", 3),
+    ("gwatch.cuda.driver", 4),
+    ("gwatch.cuda.capture", 4),
+    ("gwatch.cuda.cupti", 4),
+    ("gwatch.cuda.xtrace", 5),
+    ("gwatch.cuda.trace", 5),
+    ("gwatch.libpygwatch", 5),
+    ("gwatch.cli", 6),
+    ("gwatch.__main__", 6),
+    ("gwatch.rewrite.__main__", 6),
 ]
 # Packages that may be imported by one module each (numpy excepted): everything else goes through that module.
-SINGLE_IMPORTER = {"lark", "elftools", "msgpack", "lz4", "zstandard", "cuda", "torch", "cupy", "triton", "cutlass"}
+SINGLE_IMPORTER = {
+    "lark",
+    "elftools",
+    "msgpack",
+    "lz4",
+    "zstandard",
+    "cuda",
+    "torch",
+    "cupy",
+    "triton",
+    "cutlass",
+}
 
 
 def _module(path: Path) -> str:
@@ -84,8 +104,14 @@ def test_no_module_but_arch_compares_sm_numbers() -> None:
             continue
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Compare):
-                names = {getattr(part, "attr", getattr(part, "id", "")) for part in (node.left, *node.comparators)}
-                numbers = {part.value for part in (node.left, *node.comparators) if isinstance(part, ast.Constant)}
-                if names & {"sm", "sm_number", "sm_version"} and any(isinstance(n, int) and n >= 50 for n in numbers):
+                names = {
+                    getattr(part, "attr", getattr(part, "id", "")) for part in (node.left, *node.comparators)
+                }
+                numbers = {
+                    part.value for part in (node.left, *node.comparators) if isinstance(part, ast.Constant)
+                }
+                if names & {"sm", "sm_number", "sm_version"} and any(
+                    isinstance(n, int) and n >= 50 for n in numbers
+                ):
                     offenders.append(f"{_module(path)}:{node.lineno}")
     assert offenders == []

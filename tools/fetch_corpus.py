@@ -31,8 +31,16 @@ from gwatch.errors import GWatchError  # noqa: E402
 
 PINS = Path(__file__).resolve().with_name("open_corpus.json")
 # The pinned members come from CPython 3.11 wheels; the Python that runs this tool does not matter.
-PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_27_x86_64", "manylinux_2_24_x86_64", "manylinux_2_17_x86_64",
-             "manylinux2014_x86_64", "manylinux_2_34_x86_64", "manylinux_2_31_x86_64", "linux_x86_64")
+PLATFORMS = (
+    "manylinux_2_28_x86_64",
+    "manylinux_2_27_x86_64",
+    "manylinux_2_24_x86_64",
+    "manylinux_2_17_x86_64",
+    "manylinux2014_x86_64",
+    "manylinux_2_34_x86_64",
+    "manylinux_2_31_x86_64",
+    "linux_x86_64",
+)
 
 
 @dataclass(frozen=True)
@@ -54,8 +62,10 @@ class Pin:
 
 def read_pins(targets: list[str] | None = None) -> list[Pin]:
     """The pinned cubins, all or only those of the named targets ("sm_90a")."""
-    pins = [Pin(c["wheel"], c["version"], c["member"], c["index"], c["target"], c["sha256"], c["bytes"])
-            for c in json.loads(PINS.read_text())["cubins"]]
+    pins = [
+        Pin(c["wheel"], c["version"], c["member"], c["index"], c["target"], c["sha256"], c["bytes"])
+        for c in json.loads(PINS.read_text())["cubins"]
+    ]
     return [pin for pin in pins if not targets or pin.target in targets]
 
 
@@ -70,15 +80,36 @@ def _write(path: Path, data: bytes) -> None:
 
 
 def _download(wheel: str, version: str, folder: Path) -> Path:
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps",
-               "--only-binary=:all:", "--python-version", "3.11", "--implementation", "cp", "--abi", "cp311",
-               "--abi", "abi3", "--abi", "none",
-               *(part for name in PLATFORMS for part in ("--platform", name)), "--dest", str(folder),
-               f"{wheel}=={version}"]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--no-deps",
+        "--only-binary=:all:",
+        "--python-version",
+        "3.11",
+        "--implementation",
+        "cp",
+        "--abi",
+        "cp311",
+        "--abi",
+        "abi3",
+        "--abi",
+        "none",
+        *(part for name in PLATFORMS for part in ("--platform", name)),
+        "--dest",
+        str(folder),
+        f"{wheel}=={version}",
+    ]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     found = sorted(folder.glob("*.whl"))
     if result.returncode or not found:
-        raise GWatchError("corpus-download", f"{wheel}=={version} could not be downloaded: {result.stderr.strip()[-300:]}")
+        raise GWatchError(
+            "corpus-download", f"{wheel}=={version} could not be downloaded: {result.stderr.strip()[-300:]}"
+        )
     return found[0]
 
 
@@ -94,7 +125,11 @@ def fetch(dest: Path, targets: list[str] | None = None, log: bool = True) -> tup
             missing[pin.wheel, pin.version].append(pin)
     for number, ((wheel, version), wanted) in enumerate(sorted(missing.items()), 1):
         if log:
-            print(f"[{number}/{len(missing)}] {wheel} {version}: {len(wanted)} cubins", file=sys.stderr, flush=True)
+            print(
+                f"[{number}/{len(missing)}] {wheel} {version}: {len(wanted)} cubins",
+                file=sys.stderr,
+                flush=True,
+            )
         with tempfile.TemporaryDirectory() as folder:
             try:
                 problems += _extract(_download(wheel, version, Path(folder)), wanted, dest)
@@ -111,16 +146,21 @@ def _extract(wheel: Path, pins: list[Pin], dest: Path) -> list[str]:
                 pin = open_pins.pop(hashlib.sha256(image).hexdigest(), None)
                 if pin is not None:
                     _write(dest / pin.file_name, image)
-    return [f"[corpus-missing] {pin.wheel}=={pin.version} {pin.member} #{pin.index}: no image with sha256 {pin.sha256}"
-            for pin in open_pins.values()]
+    return [
+        f"[corpus-missing] {pin.wheel}=={pin.version} {pin.member} #{pin.index}: no image with sha256 {pin.sha256}"
+        for pin in open_pins.values()
+    ]
 
 
 def fetch_wide(dest: Path, sm: int | None) -> int:
-    """Write every ELF image of the pinned wheels (all members, all targets or only ``sm``) to ``dest``; returns how many."""
+    """Write every ELF image of the pinned wheels (all members, all targets or only ``sm``) to ``dest``; says how many."""
     dest.mkdir(parents=True, exist_ok=True)
     seen: set[str] = set()
     for wheel, version in sorted({(pin.wheel, pin.version) for pin in read_pins()}):
-        with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(_download(wheel, version, Path(folder))) as archive:
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            zipfile.ZipFile(_download(wheel, version, Path(folder))) as archive,
+        ):
             for member in archive.namelist():
                 if ".so" not in Path(member).name:
                     continue
@@ -139,7 +179,9 @@ def main() -> int:
     parser.add_argument("--dest", type=Path, default=ROOT / ".corpus")
     parser.add_argument("--target", action="append", help="only this target, e.g. sm_90a (repeatable)")
     parser.add_argument("--list", action="store_true", help="print the pinned cubins and stop")
-    parser.add_argument("--wide", type=Path, help="extract every cubin of the pinned wheels into this folder instead")
+    parser.add_argument(
+        "--wide", type=Path, help="extract every cubin of the pinned wheels into this folder instead"
+    )
     parser.add_argument("--sm", type=int, help="with --wide: only this SM number, e.g. 90")
     args = parser.parse_args()
     if args.wide:

@@ -25,9 +25,17 @@ COMMANDS = {
 def _usage() -> str:
     width = max(map(len, COMMANDS))
     lines = [f"  {name:{width}}  {text}" for name, (_, text) in COMMANDS.items()]
-    return "\n".join(["usage: gwatch [--version] COMMAND …", "", "commands:", *lines, "",
-                      "`gwatch COMMAND --help` describes a command.",
-                      "exit codes: 0 done, 1 a rule or comparison failed, 2 input or environment, 3 nothing recorded"])
+    return "\n".join(
+        [
+            "usage: gwatch [--version] COMMAND …",
+            "",
+            "commands:",
+            *lines,
+            "",
+            "`gwatch COMMAND --help` describes a command.",
+            "exit codes: 0 done, 1 a rule or comparison failed, 2 input or environment, 3 nothing recorded",
+        ]
+    )
 
 
 def run_command(name: str, arguments: list[str], prog: str | None = None) -> int:
@@ -58,7 +66,10 @@ def main(argv: list[str] | None = None) -> int:
         print(f"gwatch-sass {__version__}")
         return 0
     if name not in COMMANDS:
-        print(f"gwatch: [unknown-command] there is no command {name!r}; one of: {', '.join(COMMANDS)}", file=sys.stderr)
+        print(
+            f"gwatch: [unknown-command] there is no command {name!r}; one of: {', '.join(COMMANDS)}",
+            file=sys.stderr,
+        )
         return 2
     return run_command(name, rest)
 

@@ -1,7 +1,7 @@
 """Fat binaries: the containers that hold cubins (and PTX) inside libraries and executables.
 
-Layout, observed on public wheels and on nvcc 13.0 output: a container starts with the magic ``0xBA55ED50``, a u16 version,
-a u16 header size and a u64 payload size. Each entry starts with a u16 kind (1 PTX, 2 ELF), two bytes of version, a u32
+Layout, observed on public wheels and on nvcc 13.0 output: a container starts with the magic ``0xBA55ED50``, a u16
+version, a u16 header size and a u64 payload size. Each entry starts with a u16 kind (1 PTX, 2 ELF), two bytes of version, a u32
 header size, a u64 stored size, a u32 compressed size, and further on the architecture (u32 at 28), a u64 of flags at
 40 (0x2000: LZ4 block, 0x8000: zstd) and the u64 decompressed size at 56.
 """
@@ -46,8 +46,11 @@ class FatbinEntry:
 
     def _checked(self, plain: bytes) -> bytes:
         if len(plain) != self.decompressed_size:
-            raise CubinError("fatbin-corrupt", f"the member at offset {self.offset:#x} decompresses to {len(plain)} "
-                             f"bytes where its header says {self.decompressed_size}")
+            raise CubinError(
+                "fatbin-corrupt",
+                f"the member at offset {self.offset:#x} decompresses to {len(plain)} "
+                f"bytes where its header says {self.decompressed_size}",
+            )
         return plain
 
 
@@ -55,12 +58,17 @@ def _decompress_lz4(data: bytes, size: int, offset: int) -> bytes:
     try:
         import lz4.block
     except ImportError as error:
-        raise ToolError("decompressor-missing", f"the fat binary member at offset {offset:#x} is LZ4-compressed",
-                        "pip install 'gwatch-sass[fatbin]'") from error
+        raise ToolError(
+            "decompressor-missing",
+            f"the fat binary member at offset {offset:#x} is LZ4-compressed",
+            "pip install 'gwatch-sass[fatbin]'",
+        ) from error
     try:
         plain: bytes = lz4.block.decompress(data, uncompressed_size=size)
     except lz4.block.LZ4BlockError as error:
-        raise CubinError("fatbin-corrupt", f"the LZ4 member at offset {offset:#x} does not decompress") from error
+        raise CubinError(
+            "fatbin-corrupt", f"the LZ4 member at offset {offset:#x} does not decompress"
+        ) from error
     return plain
 
 
@@ -68,28 +76,33 @@ def _decompress_zstd(data: bytes, size: int, offset: int) -> bytes:
     try:
         import zstandard
     except ImportError as error:
-        raise ToolError("decompressor-missing", f"the fat binary member at offset {offset:#x} is zstd-compressed",
-                        "pip install 'gwatch-sass[fatbin]'") from error
+        raise ToolError(
+            "decompressor-missing",
+            f"the fat binary member at offset {offset:#x} is zstd-compressed",
+            "pip install 'gwatch-sass[fatbin]'",
+        ) from error
     try:
         plain: bytes = zstandard.ZstdDecompressor().decompress(data, max_output_size=size)
     except zstandard.ZstdError as error:
-        raise CubinError("fatbin-corrupt", f"the zstd member at offset {offset:#x} does not decompress") from error
+        raise CubinError(
+            "fatbin-corrupt", f"the zstd member at offset {offset:#x} does not decompress"
+        ) from error
     return plain
 
 
 def _entry(data: bytes, position: int, end: int) -> tuple[FatbinEntry, int]:
     if position + 64 > end:
         raise CubinError("fatbin-truncated", f"the entry at offset {position:#x} is cut off")
-    kind, = struct.unpack_from("<H", data, position)
+    (kind,) = struct.unpack_from("<H", data, position)
     header_size, stored, compressed = struct.unpack_from("<IQI", data, position + 4)
-    sm, = struct.unpack_from("<I", data, position + 28)
-    flags, = struct.unpack_from("<Q", data, position + 40)
-    plain_size, = struct.unpack_from("<Q", data, position + 56)
+    (sm,) = struct.unpack_from("<I", data, position + 28)
+    (flags,) = struct.unpack_from("<Q", data, position + 40)
+    (plain_size,) = struct.unpack_from("<Q", data, position + 56)
     begin = position + header_size
     if header_size < 64 or begin + stored > end or compressed > stored or plain_size > _MAX_IMAGE:
         raise CubinError("fatbin-corrupt", f"the entry at offset {position:#x} points outside its container")
     packed = bool(flags & (_FLAG_LZ4 | _FLAG_ZSTD))
-    payload = data[begin:begin + (compressed if packed else stored)]
+    payload = data[begin : begin + (compressed if packed else stored)]
     name = {_KIND_PTX: "ptx", _KIND_ELF: "elf"}.get(kind, f"kind-{kind}")
     entry = FatbinEntry(name, sm, flags, position, plain_size if packed else len(payload), payload)
     return entry, begin + stored

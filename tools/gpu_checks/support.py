@@ -1,0 +1,142 @@
+"""Shared by the checks: the registry, compiled kernels, site look-up, and comparisons that say what differed."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import cupy
+import numpy as np
+
+import gwatch.cuda.binary as gw_binary
+from gwatch.cuda.xtrace import do_trace
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+Facts = dict[str, Any]
+
+
+@dataclass
+class Check:
+    """A named check and the function that runs it."""
+
+    name: str
+    group: str
+    run: Callable[[], Facts]
+
+
+CHECKS: list[Check] = []
+
+
+def check(group: str) -> Callable[[Callable[[], Facts]], Callable[[], Facts]]:
+    """Register a function as a check of a group."""
+
+    def register(function: Callable[[], Facts]) -> Callable[[], Facts]:
+        CHECKS.append(Check(function.__name__, group, function))
+        return function
+
+    return register
+
+
+@dataclass
+class Program:
+    """A CUDA C++ file compiled to a cubin, with the marked lines of its source."""
+
+    source: Path
+    folder: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="gwatch-check-")))
+
+    @cached_property
+    def path(self) -> Path:
+        """The cubin, compiled with line information for the H200."""
+        path = self.folder / (self.source.stem + ".cubin")
+        subprocess.run(
+            ["nvcc", "-cubin", "-arch=sm_90", "-lineinfo", "-o", str(path), str(self.source)], check=True
+        )
+        return path
+
+    @cached_property
+    def cubin(self) -> gw_binary.Cubin:
+        """The parsed cubin."""
+        cubin = gw_binary.Cubin()
+        cubin.fill(str(self.path))
+        cubin.parse()
+        return cubin
+
+    @cached_property
+    def module(self) -> Any:
+        """A CuPy module of the cubin; loading it happens at the first use, inside a trace or before one."""
+        return cupy.RawModule(path=str(self.path))
+
+    def fresh_module(self) -> Any:
+        """Another module of the same cubin, loaded now."""
+        return cupy.RawModule(path=str(self.path))
+
+    def kernel(self, name: str) -> Any:
+        """A launchable kernel."""
+        return self.module.get_function(name)
+
+    @cached_property
+    def marks(self) -> dict[str, int]:
+        """Line number of each "// SITE name" comment."""
+        found: dict[str, int] = {}
+        for number, line in enumerate(self.source.read_text().splitlines(), 1):
+            if match := re.search(r"// SITE (\w+)$", line):
+                found[match[1]] = number
+        return found
+
+    def indices(self, kernel: str, mark: str) -> list[int]:
+        """Instruction indices of the marked line in a kernel."""
+        definition = self.cubin.get_kerneldef_by_name(kernel)
+        size = 16
+        return [
+            i
+            for i in range(len(definition.list_instructions))
+            if (definition.map_address_to_line.get(i * size) or (None, None))[1] == self.marks[mark]
+        ]
+
+    def find(self, kernel: str, pattern: str, mark: str | None = None) -> list[tuple[int, re.Match[str]]]:
+        """(index, match) of the instructions whose text matches, in the whole kernel or on a marked line."""
+        definition = self.cubin.get_kerneldef_by_name(kernel)
+        texts = [instruction.str(flatten=True) for instruction in definition.list_instructions]
+        among = range(len(texts)) if mark is None else self.indices(kernel, mark)
+        return [(i, match) for i in among if (match := re.search(pattern, texts[i]))]
+
+
+PROGRAM = Program(ROOT / "tests/gpu/kernels/checks.cu")
+MATMUL = Program(ROOT / "examples/cuda/trace/matmul.cu")
+
+
+def trace(fn: Callable[[], Any], kernel: str, sites: list[Any], **options: Any) -> Any:
+    """``do_trace`` on the SASS tier with fewer passes than the default: these checks look at records, not at times."""
+    options.setdefault("passes", 1)
+    return do_trace(
+        fn=fn,
+        kernel_name_pattern=f"^{kernel}$",
+        instrumentation_tier="sass",
+        sass_trace_sites=sites,
+        **options,
+    )
+
+
+def same(name: str, left: Any, right: Any) -> None:
+    """Bit-for-bit equality of two arrays, with the first difference in the message."""
+    a, b = np.asarray(left), np.asarray(right)
+    assert a.shape == b.shape, f"{name}: shape {a.shape} against {b.shape}"
+    assert a.dtype == b.dtype, f"{name}: {a.dtype} against {b.dtype}"
+    if a.tobytes() != b.tobytes():
+        where = np.flatnonzero(a.reshape(-1) != b.reshape(-1))
+        first = where[0] if len(where) else 0
+        raise AssertionError(
+            f"{name}: {len(where)} of {a.size} differ, first at {first}: "
+            f"{a.reshape(-1)[first]} against {b.reshape(-1)[first]}"
+        )
+
+
+def global_threads(records: Any, block_size: int) -> Any:
+    """Linear thread index of the whole (one-dimensional) launch for each record."""
+    return records["block"][:, 0].astype(np.int64) * block_size + records["thread"]
