@@ -153,7 +153,7 @@ def _extract(wheel: Path, pins: list[Pin], dest: Path) -> list[str]:
 
 
 def fetch_wide(dest: Path, sm: int | None) -> int:
-    """Write every ELF image of the pinned wheels (all members, all targets or only ``sm``) to ``dest``; says how many."""
+    """Write every ELF image of the pinned wheels (all targets or only ``sm``) to ``dest``; says how many."""
     dest.mkdir(parents=True, exist_ok=True)
     seen: set[str] = set()
     for wheel, version in sorted({(pin.wheel, pin.version) for pin in read_pins()}):
