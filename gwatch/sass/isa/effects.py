@@ -1,0 +1,140 @@
+"""What an instruction reads and writes: which registers, how many, in which role."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gwatch.sass.isa import lex
+from gwatch.sass.isa.model import Choice, Form
+
+FILES = {"R": "R", "U": "UR", "P": "P", "Q": "UP", "B": "B"}
+PREDICATE_TARGETS = (81, 84)
+REGISTER_TARGET = 16
+
+
+@dataclass(frozen=True, slots=True)
+class RegUse:
+    """``count`` consecutive registers of ``file`` (R, UR, P, UP, B) from ``first``, in a ``role``.
+
+    Roles: data, address, descriptor, predicate, guard, barrier, accumulator. Zero registers and PT never appear.
+    """
+
+    file: str
+    first: int
+    count: int
+    role: str
+
+    def __str__(self) -> str:
+        last = f"..{self.first + self.count - 1}" if self.count > 1 else ""
+        return f"{self.file}{self.first}{last}"
+
+
+@dataclass(frozen=True, slots=True)
+class Effects:
+    """Reads and writes of one instruction.
+
+    ``complete`` False: the tables cannot say, callers must refuse. ``kind``: fixed (result after a fixed number of
+    cycles), variable (result or source release announced by a scoreboard), async (runs on after issue; registers are
+    not covered by scoreboards), branch (transfers control).
+    """
+
+    reads: tuple[RegUse, ...]
+    writes: tuple[RegUse, ...]
+    complete: bool
+    kind: str
+
+
+@dataclass(slots=True)
+class Rule:
+    """The effect of one value of a form. ``counts`` chooses the register count ("0" = no effect) as text."""
+
+    value: int
+    write: bool
+    role: str
+    counts: Choice
+
+    def to_json(self) -> Any:
+        """JSON data."""
+        return [self.value, int(self.write), self.role, self.counts.to_json()]
+
+    @classmethod
+    def from_json(cls, data: Any) -> Rule:
+        """Read what :meth:`to_json` wrote."""
+        return cls(data[0], bool(data[1]), data[2], Choice.from_json(data[3]))
+
+
+@dataclass(slots=True)
+class Position:
+    """Where a value stands in its form's text."""
+
+    kind: str
+    bank: str
+    low_bits: list[int] = field(default_factory=list)
+
+
+def positions(form: Form) -> list[Position]:
+    """Per value: its kind and the bank it is an index of ("[" for plain addresses, "" outside brackets)."""
+    out: list[Position] = []
+    bank = ""
+    open_bank = ""
+    for piece in lex.pieces(form.skeleton):
+        if piece[0] == "]":
+            bank = ""
+            open_bank = ""
+        elif piece[0].isupper():
+            out.append(Position(piece, bank))
+        elif piece[0].islower():
+            open_bank = piece
+        elif "[" in piece:
+            bank = open_bank or "["
+            open_bank = ""
+    for place, value in zip(out, form.values, strict=True):
+        place.low_bits = sorted({low for f in value.fields for low, _, _ in f.runs[:1]})
+    return out
+
+
+_PAIRS = {"DADD", "DMUL", "DFMA", "DSETP", "DMNMX"}
+
+
+def guess(opcode: Sequence[str], form: Form, attachments: Sequence[str]) -> list[tuple[int, bool, str, int]]:
+    """(value position, write, role, count) by the architecture's habits; checked against nvdisasm's life ranges."""
+    width = 4 if "128" in opcode else 2 if "64" in opcode else 1
+    memory = opcode[0][:2] in ("LD", "ST", "RE", "AT", "SU") and "[" in form.skeleton
+    out = []
+    at = 0
+    index = 0
+    posts: list[str] = []
+    for piece in lex.pieces(form.skeleton):
+        if piece[0] == "]" or piece[0].islower():
+            at += 1
+        elif piece[0].isupper():
+            posts.append(attachments[at + 1])
+            at += 2
+            index += 1
+    for n, place in enumerate(positions(form)):
+        if place.kind not in FILES:
+            continue
+        low = place.low_bits[0] if place.low_bits else -1
+        if place.kind in "PQ":
+            out.append((n, low in PREDICATE_TARGETS, "predicate", 1))
+            continue
+        if place.kind == "B":
+            out.append((n, opcode[0] == "BSSY", "barrier", 1))
+            continue
+        write = low == REGISTER_TARGET and not place.bank
+        role = "descriptor" if place.bank == "desc" else "address" if place.bank else "data"
+        count = 1
+        if place.bank == "desc" or ".64" in posts[n]:
+            count = 2
+        elif not place.bank and (memory or opcode[0] in ("LDC", "ULDC", "CS2R", "CS2UR")):
+            count = width
+            if opcode[0] == "CS2R":
+                count = 1 if "32" in opcode else 2
+        elif "WIDE" in opcode and (write or low == 64) and place.kind in "RU":
+            count = 2
+        elif opcode[0] in _PAIRS and place.kind == "R":
+            count = 2
+        out.append((n, write, role, count))
+    return out

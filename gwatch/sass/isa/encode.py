@@ -1,0 +1,269 @@
+"""From text to a word: find the form, take the bits the compiler uses for it, put the numbers in, decode back.
+
+Bits that a text does not show come from compiler words of the same shape (form, opcode words, attachments). Where
+compilers write several values for the same shape the line is refused as ambiguous; where no compiler word has the
+shape, the trees are solved starting from the nearest known shape. Whatever comes out is decoded again, and only a word
+whose text is the text given is returned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from gwatch.errors import EncodeError
+from gwatch.sass.isa import tree, values
+from gwatch.sass.isa.lex import Cut
+from gwatch.sass.isa.model import Choice, Form, Key
+from gwatch.sass.isa.table import Table
+
+SOLUTIONS = 64
+_STEPS = 4000
+
+
+@dataclass(slots=True)
+class Plan:
+    """How one shape is encoded in one form: starting words, whether compilers use it."""
+
+    key: Key
+    form: Form
+    bases: list[int]
+    compiled: bool
+
+
+class Encoder:
+    """Encodes the part of a line between guard and control word; ``zero`` gives RZ, URZ, PT and UPT."""
+
+    def __init__(self, table: Table, zero: dict[str, int]) -> None:
+        self.table = table
+        self.zero = zero
+        self._plans: dict[tuple[tuple[str, ...], str, tuple[str, ...]], list[Plan]] = {}
+        self._shapes: dict[int, dict[tuple[tuple[str, ...], tuple[str, ...]], list[int]]] = {}
+
+    def encode(self, cut: Cut, body: str) -> int:
+        """The word (guard and control bits 0) whose text is ``body``.
+
+        Raises EncodeError: ``[mnemonic-unknown]``, ``[form-unknown]``, ``[modifier-unknown]``, ``[operand-range]``,
+        ``[register-range]``, ``[nan-payload]``, ``[encode-ambiguous]``, ``[encode-unproved]``.
+        """
+        for kind, text in cut.values:
+            if kind == "F" and text.strip().endswith("NAN"):
+                raise EncodeError("nan-payload", f"{text.strip()} in {body!r} stands for many bit patterns",
+                                  "give the whole word, or another number")
+        problems: list[EncodeError] = []
+        found: dict[int, bool] = {}
+        for plan in self.plans(cut):
+            if found and not plan.compiled:
+                break
+            try:
+                words = self._try(plan, cut, body)
+            except EncodeError as error:
+                problems.append(error)
+                continue
+            for word in words:
+                found[word] = plan.compiled
+        if len(found) == 1:
+            return next(iter(found))
+        if found:
+            differing = 0
+            first, *rest = found
+            for word in rest:
+                differing |= first ^ word
+            bits = [b for b in range(128) if differing >> b & 1]
+            raise EncodeError("encode-ambiguous", f"{body!r} stands for {len(found)} known words",
+                              f"they differ in bits {bits} that the text does not show; give the whole word")
+        if problems:
+            raise problems[0]
+        raise self._unknown(cut, body)
+
+    def plans(self, cut: Cut) -> list[Plan]:
+        """All ways to encode the shape of ``cut``, those that compilers use first."""
+        shape = (cut.opcode, cut.skeleton, cut.attachments)
+        plans = self._plans.get(shape)
+        if plans is None:
+            plans = []
+            for number in self.table.mnemonics.get(cut.opcode[0], ()):
+                key = self.table.key(number)
+                assert key is not None
+                for form in key.forms:
+                    if form.skeleton != cut.skeleton or [v.kind for v in form.values] != [k for k, _ in cut.values]:
+                        if form.skeleton != cut.skeleton:
+                            continue
+                    bases = self.shapes(key, form).get((cut.opcode, cut.attachments))
+                    if bases:
+                        plans.append(Plan(key, form, bases, True))
+                    else:
+                        solved = self._solve(key, form, cut)
+                        if solved:
+                            plans.append(Plan(key, form, solved, False))
+            plans.sort(key=lambda p: not p.compiled)
+            self._plans[shape] = plans
+        return plans
+
+    def shapes(self, key: Key, form: Form) -> dict[tuple[tuple[str, ...], tuple[str, ...]], list[int]]:
+        """Compiler words of a form by (opcode words, attachments)."""
+        known = self._shapes.get(id(form))
+        if known is None:
+            known = {}
+            for word in form.shapes:
+                opcode = key.opcode_text(word)
+                attached = [a.get(word) for a in form.attachments]
+                if opcode is not None and None not in attached:
+                    known.setdefault((tuple(opcode.split(".")), tuple(a or "" for a in attached)), []).append(word)
+            self._shapes[id(form)] = known
+        return known
+
+    def _try(self, plan: Plan, cut: Cut, body: str) -> list[int]:
+        words = []
+        last: EncodeError | None = None
+        for base in plan.bases:
+            try:
+                candidates = list(self._filled(plan, base, cut))
+            except EncodeError as error:
+                last = error
+                continue
+            good = [w for w in candidates if plan.key.body(w, self.zero) == body]
+            words += good[:1]
+            if good and not plan.compiled:
+                break
+        if not words:
+            raise last or EncodeError("encode-unproved", f"{body!r} has no word that reads back as this text",
+                                      "the tables do not cover this combination of operands")
+        return sorted(set(words))
+
+    def _filled(self, plan: Plan, base: int, cut: Cut) -> Iterator[int]:
+        """``base`` with the values of ``cut`` put in, in every way that fits."""
+        words = [base]
+        problem: EncodeError | None = None
+        for value, (kind, text) in zip(plan.form.values, cut.values, strict=True):
+            following: list[int] = []
+            if value.name is not None:
+                if text not in value.name.labels:
+                    raise EncodeError("name-unknown", f"{text!r} is not known here",
+                                      "known: " + " ".join(value.name.labels[:12]))
+                label = value.name.labels.index(text)
+                for word in words:
+                    for mask, bits in tree.paths(value.name.node, label):
+                        following.append(word & ~mask | bits)
+                        if len(following) >= SOLUTIONS:
+                            break
+            else:
+                for place in value.fields:
+                    try:
+                        number = self._number(kind, place.kind, text)
+                        if number is None:
+                            continue
+                        bits = place.put(number)
+                    except EncodeError as error:
+                        problem = EncodeError(error.code, f"{text} in {plan.key.opcode_text(base)}: {error.message}",
+                                              error.hint)
+                        continue
+                    following += [word & ~place.mask | bits for word in words]
+            if not following:
+                raise problem or EncodeError("operand-range", f"{text} does not fit {plan.key.opcode_text(base)}")
+            words = following[:SOLUTIONS]
+        yield from words
+
+    def _number(self, kind: str, place: str, text: str) -> int | None:
+        if kind == "F":
+            bits = values.float_bits(text, place)
+            if bits is None:
+                raise EncodeError("operand-range", f"{text.strip()} is not exactly a {place} number")
+            return bits
+        return values.parse_number(kind, text, self.zero)
+
+    def _solve(self, key: Key, form: Form, cut: Cut) -> list[int]:
+        """Starting words for a shape no compiler word has, nearest known shape first."""
+        wanted: list[list[tuple[int, int]]] = []
+        number = key.forms.index(form)
+        wanted.append(list(tree.paths(key.select, number)))
+        labels = _assign(key.opcode, cut.opcode)
+        if labels is None:
+            return []
+        for choice, label in zip(key.opcode, labels, strict=True):
+            wanted.append(list(tree.paths(choice.node, label)))
+        for choice, text in zip(form.attachments, cut.attachments, strict=True):
+            if text not in choice.labels:
+                return []
+            wanted.append(list(tree.paths(choice.node, choice.labels.index(text))))
+        known = self.shapes(key, form) or {
+            shape: words for other in key.forms for shape, words in self.shapes(key, other).items()}
+        nearest = sorted(known.items(), key=lambda item: (-_likeness(item[0], cut), item[1][0]))
+        starts = [words[0] for _, words in nearest[:3]] or form.probes[:1] or [p for f in key.forms for p in f.probes][:1]
+        solved: list[int] = []
+        constraints = _intersect(wanted)
+        for start in starts:
+            solved += [start & ~mask | bits for mask, bits in constraints]
+        return list(dict.fromkeys(solved))[:SOLUTIONS]
+
+    def _unknown(self, cut: Cut, body: str) -> EncodeError:
+        mnemonic = cut.opcode[0]
+        keys = [self.table.key(n) for n in self.table.mnemonics.get(mnemonic, ())]
+        if not keys:
+            near = _nearest(mnemonic, list(self.table.mnemonics))
+            return EncodeError("mnemonic-unknown", f"mnemonic {mnemonic!r} in {body!r} is not in the {self.table.name} "
+                               "table", f"nearest: {near}")
+        words = {w for key in keys if key for c in key.opcode for label in c.labels for w in label.split(".")}
+        for word in cut.opcode:
+            if word not in words:
+                return EncodeError("modifier-unknown", f"{mnemonic} has no modifier .{word} (in {body!r})",
+                                   f"nearest: .{_nearest(word, sorted(words - {mnemonic, ''}))}")
+        skeletons = sorted({f.skeleton for key in keys if key for f in key.forms})
+        if cut.skeleton not in skeletons:
+            return EncodeError("form-unknown", f"{mnemonic} does not take operands like {cut.skeleton!r} ({body!r})",
+                               f"nearest form: {_nearest(cut.skeleton, skeletons)}")
+        return EncodeError("form-unknown", f"{mnemonic} has no form with these modifiers and operand marks: {body!r}",
+                           "known opcode words: " + " ".join(sorted(words))[:200])
+
+
+def _likeness(shape: tuple[tuple[str, ...], tuple[str, ...]], cut: Cut) -> int:
+    same = len(set(shape[0]) & set(cut.opcode)) - len(set(shape[0]) ^ set(cut.opcode))
+    return same * 4 + sum(a == b for a, b in zip(shape[1], cut.attachments, strict=False))
+
+
+def _assign(choices: list[Choice], opcode: tuple[str, ...]) -> list[int] | None:
+    """Which label each slot must show so that together they print ``opcode``."""
+
+    def go(slot: int, position: int) -> list[int] | None:
+        if slot == len(choices):
+            return [] if position == len(opcode) else None
+        order = sorted(range(len(choices[slot].labels)), key=lambda n: -len(choices[slot].labels[n]))
+        for number in order:
+            label = choices[slot].labels[number]
+            words = tuple(label.split(".")) if label else ()
+            if opcode[position:position + len(words)] == words:
+                rest = go(slot + 1, position + len(words))
+                if rest is not None:
+                    return [number, *rest]
+        return None
+
+    return go(0, 0)
+
+
+def _intersect(wanted: list[list[tuple[int, int]]]) -> list[tuple[int, int]]:
+    """Consistent (mask, value) combinations, one path of every list; at most SOLUTIONS."""
+    wanted = sorted(wanted, key=len)
+    out: list[tuple[int, int]] = []
+    steps = 0
+
+    def go(depth: int, mask: int, value: int) -> None:
+        nonlocal steps
+        steps += 1
+        if len(out) >= SOLUTIONS or steps > _STEPS:
+            return
+        if depth == len(wanted):
+            out.append((mask, value))
+            return
+        for more, bits in wanted[depth]:
+            if (value ^ bits) & mask & more == 0:
+                go(depth + 1, mask | more, value | bits)
+
+    go(0, 0, 0)
+    return out
+
+
+def _nearest(word: str, known: list[str]) -> str:
+    import difflib
+
+    close = difflib.get_close_matches(word, known, 3, 0.4)
+    return " ".join(close) if close else (" ".join(known[:3]) or "none")

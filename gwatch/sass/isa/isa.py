@@ -1,0 +1,239 @@
+"""The front of the ISA tables: :class:`Isa`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from gwatch.errors import DecodeError, EncodeError
+from gwatch.sass.arch import Arch, arch_of
+from gwatch.sass.control import CONTROL_MASK, Control
+from gwatch.sass.isa import lex
+from gwatch.sass.isa.effects import FILES, Effects, RegUse, guess
+from gwatch.sass.isa.encode import Encoder
+from gwatch.sass.isa.model import GUARD_SHIFT, Form, Key, key_of
+from gwatch.sass.isa.table import Table, load
+
+GUARD_MASK = 0xF << GUARD_SHIFT
+_BRANCHES = {"BRA", "BRX", "BRXU", "JMP", "JMX", "JMXU", "CALL", "RET", "EXIT", "BSYNC", "BREAK", "KILL", "RTT", "BPT",
+             "WARPSYNC", "YIELD", "BSSY", "RPCMOV", "LEPC", "ULEPC"}
+_CACHE = 1 << 17
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """One decoded word.
+
+    ``text`` is nvdisasm's (no closing ``;``), targets absolute. ``opcode`` has the modifiers, ``mnemonic`` not.
+    ``guard`` is (index 0..7, negated); 7 is PT. ``target`` is the absolute byte address that a pc-relative
+    instruction names.
+    """
+
+    text: str
+    mnemonic: str
+    opcode: str
+    guard: tuple[int, bool]
+    uniform_guard: bool
+    control: Control
+    effects: Effects
+    target: int | None
+
+
+@dataclass(slots=True)
+class _Core:
+    """What a word says apart from its control bits; ``offset`` is the pc-relative distance of ``value``."""
+
+    key: Key
+    form: Form
+    body: str
+    opcode: str
+    effects: Effects
+    offset: int | None
+
+
+class Isa:
+    """Words and text of one architecture."""
+
+    def __init__(self, arch: Arch, table: Table) -> None:
+        self.arch = arch
+        self.table = table
+        self.zero = {"R": arch.register_zero, "U": arch.uniform_zero, "P": arch.predicate_true,
+                     "Q": arch.predicate_true}
+        self.encoder = Encoder(table, self.zero)
+        self._cores: dict[int, _Core] = {}
+
+    # -- decoding ---------------------------------------------------------------------------------------------
+
+    def decode(self, word: int, pc: int = 0) -> Decoded:
+        """Decode a 128-bit word standing at byte address ``pc``.
+
+        Raises DecodeError ``[word-unknown]`` when the tables do not know it.
+        """
+        core = self._core(word)
+        control = self._control(word)
+        body = core.body
+        if control.reuse and control.yield_flag:
+            positions = self._reuse(core, control)
+            body = core.key.body(word, self.zero, positions) or body
+        target = None
+        if core.offset is not None:
+            target = pc + self.arch.instruction_size + core.offset
+            shown = f"{target & (1 << 64) - 1:#x}"
+            body = body[:len(body) - len(f"{core.offset:#x}")] + shown
+        guard = (word >> GUARD_SHIFT & 7, bool(word >> GUARD_SHIFT + 3 & 1))
+        text = body
+        if guard != (7, False):
+            index = "T" if guard[0] == 7 else str(guard[0])
+            text = f"@{'!' if guard[1] else ''}{'U' if core.key.uniform_guard else ''}P{index} {body}"
+        effects = core.effects
+        if guard[0] != 7:
+            use = RegUse("UP" if core.key.uniform_guard else "P", guard[0], 1, "guard")
+            effects = replace(effects, reads=(*effects.reads, use))
+        return Decoded(text, core.opcode.split(".")[0], core.opcode, guard, core.key.uniform_guard, control, effects,
+                       target)
+
+    def _control(self, word: int) -> Control:
+        try:
+            return Control.from_word(word)
+        except EncodeError as error:
+            raise DecodeError("word-unknown", f"word {word:#034x}: {error.message}") from None
+
+    def _core(self, word: int) -> _Core:
+        plain = word & ~(CONTROL_MASK | GUARD_MASK)
+        core = self._cores.get(plain)
+        if core is None:
+            core = self._read(plain)
+            if len(self._cores) >= _CACHE:
+                self._cores.clear()
+            self._cores[plain] = core
+        return core
+
+    def _read(self, plain: int) -> _Core:
+        key = self.table.key(key_of(plain))
+        form = key.form_of(plain) if key else None
+        body = key.body(plain, self.zero) if key else None
+        opcode = key.opcode_text(plain) if key else None
+        if key is None or form is None or body is None or opcode is None or plain >> 126:
+            raise DecodeError("word-unknown", f"word {plain:#034x} is not in the {self.table.name} table",
+                              "nvdisasm may know it")
+        offset = None
+        if key.relative and form.values and form.values[-1].kind == "I":
+            place = form.values[-1].field_of(plain)
+            offset = place.get(plain) if place is not None else None
+        return _Core(key, form, body, opcode, self._effects(key, form, plain, opcode), offset)
+
+    def _effects(self, key: Key, form: Form, plain: int, opcode: str) -> Effects:
+        words = tuple(opcode.split("."))
+        reads: list[RegUse] = []
+        writes: list[RegUse] = []
+        attached = [a.get(plain) or "" for a in form.attachments]
+        for n, write, role, count in guess(words, form, attached):
+            value = form.values[n]
+            place = value.field_of(plain)
+            if place is None:
+                continue
+            number = place.get(plain)
+            if self.zero.get(place.kind) == number or not count:
+                continue
+            use = RegUse(FILES[place.kind], number, count, role)
+            (writes if write else reads).append(use)
+        kind = "branch" if words[0] in _BRANCHES else "fixed"
+        return Effects(tuple(reads), tuple(writes), True, kind)
+
+    def _reuse(self, core: _Core, control: Control) -> tuple[int, ...]:
+        if not core.form.reuse:
+            return ()
+        return tuple(p for n, p in enumerate(core.form.reuse) if control.reuse >> n & 1 and p >= 0)
+
+    # -- encoding ---------------------------------------------------------------------------------------------
+
+    def encode(self, text: str, control: Control | None = None, pc: int = 0) -> int:
+        """The word of one line of text standing at byte address ``pc``; targets are absolute.
+
+        ``.reuse`` in the text is added to ``control``. Raises ParseError or EncodeError by name (see
+        :meth:`Encoder.encode`).
+        """
+        control = Control() if control is None else control
+        cut = lex.cut(text)
+        if cut.reuse or cut.guard or cut.values:
+            cut, control = self._prepare(cut, control, pc)
+        body = lex.join(replace(cut, guard=None, reuse=()))
+        word = self.encoder.encode(replace(cut, guard=None, reuse=()), body)
+        key = self.table.key(key_of(word))
+        assert key is not None
+        guard = 7
+        if cut.guard:
+            negated, uniform, index = cut.guard
+            if uniform != key.uniform_guard:
+                raise EncodeError("guard-file", f"{cut.opcode[0]} takes a "
+                                  f"{'uniform ' if key.uniform_guard else ''}predicate as guard, not "
+                                  f"{'UP' if uniform else 'P'}{index}")
+            number = 7 if index == "T" else int(index)
+            if number > 7 or (number == 7 and index != "T"):
+                raise EncodeError("register-range", f"guard predicate P{index} does not exist", "P0..P6 and PT")
+            guard = number | (8 if negated else 0)
+        return word & ~(GUARD_MASK | CONTROL_MASK) | guard << GUARD_SHIFT | control.to_bits()
+
+    def _prepare(self, cut: lex.Cut, control: Control, pc: int) -> tuple[lex.Cut, Control]:
+        if cut.values and cut.values[-1][0] == "I" and self._relative(cut.opcode):
+            target = int(cut.values[-1][1], 16)
+            offset = target - pc - self.arch.instruction_size
+            if offset >> 63 == 1:
+                offset -= 1 << 64
+            values = (*cut.values[:-1], ("I", f"{offset:#x}"))
+            cut = replace(cut, values=values)
+        if cut.reuse:
+            control = self._with_reuse(cut, control)
+        return cut, control
+
+    def _relative(self, opcode: tuple[str, ...]) -> bool:
+        for number in self.table.mnemonics.get(opcode[0], ()):
+            key = self.table.key(number)
+            if key is not None and key.relative:
+                return opcode[0] not in ("CALL", "RET", "WARPSYNC") or "REL" in opcode or "COLLECTIVE" in opcode
+        return False
+
+    def _with_reuse(self, cut: lex.Cut, control: Control) -> Control:
+        for plan in self.encoder.plans(cut):
+            bits = 0
+            for position in cut.reuse:
+                if position not in plan.form.reuse:
+                    break
+                bits |= 1 << plan.form.reuse.index(position)
+            else:
+                return replace(control, reuse=control.reuse | bits)
+        raise EncodeError("reuse-position", f"{'.'.join(cut.opcode)} has no operand cache at value {cut.reuse}")
+
+    # -- control flow -----------------------------------------------------------------------------------------
+
+    def relative_target(self, word: int, pc: int) -> int | None:
+        """The absolute byte address that a pc-relative instruction names; None for all others."""
+        core = self._core(word)
+        return None if core.offset is None else pc + self.arch.instruction_size + core.offset
+
+    def with_target(self, word: int, pc: int, target: int) -> int:
+        """``word`` (standing at ``pc``) with its pc-relative target replaced.
+
+        Raises EncodeError ``[target-range]`` when the distance does not fit, ``[not-relative]`` for other words.
+        """
+        core = self._core(word)
+        if core.offset is None:
+            raise EncodeError("not-relative", f"{core.body} has no pc-relative target")
+        place = core.form.values[-1].field_of(word & ~(CONTROL_MASK | GUARD_MASK))
+        assert place is not None
+        try:
+            bits = place.put(target - pc - self.arch.instruction_size)
+        except EncodeError as error:
+            raise EncodeError("target-range", f"{core.opcode} at {pc:#x} cannot reach {target:#x}",
+                              error.hint) from None
+        return word & ~place.mask | bits
+
+
+@lru_cache(maxsize=32)
+def _isa(arch: Arch) -> Isa:
+    return Isa(arch, load(arch.table))
+
+
+def isa_for(arch: Arch | str) -> Isa:
+    """The :class:`Isa` of an architecture (one per process). Raises UnsupportedError or ToolError by name."""
+    return _isa(arch_of(arch))

@@ -1,0 +1,195 @@
+"""What one table line means: opcode keys, their forms, and text from a word.
+
+A key (13 bits) has an opcode part, whose words (``.E``, ``.128``) are chosen by trees, and several forms. A form is an
+operand skeleton with, per attachment, a tree that chooses its text and, per value, a field or a named enumeration.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from gwatch.sass.isa import lex, tree, values
+from gwatch.sass.isa.tree import UNKNOWN, Node
+
+KEY_BIT = 91
+GUARD_SHIFT = 12
+
+
+def key_of(word: int) -> int:
+    """The 13-bit opcode key of a word: bits 0-11, and bit 91 as bit 12."""
+    return word & 0xFFF | (word >> KEY_BIT & 1) << 12
+
+
+@dataclass(slots=True)
+class Choice:
+    """A text chosen by a tree among ``labels``."""
+
+    labels: list[str]
+    node: Node
+
+    def get(self, word: int) -> str | None:
+        """The text for ``word``, None where the tables do not know."""
+        label = tree.lookup(self.node, word)
+        return None if label == UNKNOWN else self.labels[label]
+
+    def to_json(self) -> Any:
+        """JSON data: the text itself when there is no choice."""
+        if len(self.labels) == 1 and self.node == 0:
+            return self.labels[0]
+        return [self.labels, tree.to_json(self.node)]
+
+    @classmethod
+    def from_json(cls, data: Any) -> Choice:
+        """Read what :meth:`to_json` wrote."""
+        if isinstance(data, str):
+            return cls([data], 0)
+        return cls(list(data[0]), tree.from_json(data[1]))
+
+
+@dataclass(slots=True)
+class Value:
+    """One operand value: a name chosen by a tree, or one of several fields, also chosen by a tree."""
+
+    kind: str
+    name: Choice | None = None
+    fields: list[values.Field] = field(default_factory=list)
+    node: Node = 0
+
+    def field_of(self, word: int) -> values.Field | None:
+        """The field that holds for ``word`` (None for names, and where the tables do not know)."""
+        if self.name is not None:
+            return None
+        label = tree.lookup(self.node, word)
+        return None if label == UNKNOWN else self.fields[label]
+
+    def text(self, word: int, zero: dict[str, int]) -> str | None:
+        """nvdisasm's spelling, None where the tables do not know."""
+        if self.name is not None:
+            return self.name.get(word)
+        place = self.field_of(word)
+        return None if place is None else values.number_text(place.kind, place.get(word), zero)
+
+    @property
+    def mask(self) -> int:
+        """Bits that any of the fields owns."""
+        mask = 0
+        for place in self.fields:
+            mask |= place.mask
+        return mask
+
+    def to_json(self) -> Any:
+        """JSON data."""
+        if self.name is not None:
+            return {"name": self.name.to_json()}
+        places = [[f.kind, [list(r) for r in f.runs], int(f.signed), f.const] for f in self.fields]
+        return {"kind": self.kind, "fields": places, "tree": tree.to_json(self.node)}
+
+    @classmethod
+    def from_json(cls, data: Any) -> Value:
+        """Read what :meth:`to_json` wrote."""
+        if "name" in data:
+            return cls("N", Choice.from_json(data["name"]))
+        places = [values.Field(kind, tuple((r[0], r[1], r[2]) for r in runs), bool(signed), const)
+                  for kind, runs, signed, const in data["fields"]]
+        return cls(data["kind"], None, places, tree.from_json(data["tree"]))
+
+
+@dataclass(slots=True)
+class Form:
+    """One operand skeleton of a key.
+
+    ``shapes`` are compiler words, one per choice of texts seen (several when hidden bits differ); ``probes`` are words
+    that nvdisasm decodes, for forms that no compiler word has. ``reuse`` gives the value position of the three
+    operand-cache bits (-1: none).
+    """
+
+    skeleton: str
+    attachments: list[Choice]
+    values: list[Value]
+    shapes: list[int] = field(default_factory=list)
+    probes: list[int] = field(default_factory=list)
+    reuse: tuple[int, ...] = ()
+
+    def operands(self, word: int, zero: dict[str, int], reuse: tuple[int, ...] = ()) -> str | None:
+        """Operand text of ``word``, None where the tables do not know."""
+        attached = []
+        for choice in self.attachments:
+            text = choice.get(word)
+            if text is None:
+                return None
+            attached.append(text)
+        filled = []
+        for value in self.values:
+            text = value.text(word, zero)
+            if text is None:
+                return None
+            filled.append(text)
+        return lex.fill(self.skeleton, tuple(attached), filled, reuse)
+
+    def to_json(self) -> Any:
+        """JSON data."""
+        return {"form": self.skeleton, "attach": [a.to_json() for a in self.attachments],
+                "values": [v.to_json() for v in self.values], "reuse": list(self.reuse),
+                "shapes": [f"{w:x}" for w in self.shapes], "probes": [f"{w:x}" for w in self.probes]}
+
+    @classmethod
+    def from_json(cls, data: Any) -> Form:
+        """Read what :meth:`to_json` wrote."""
+        return cls(data["form"], [Choice.from_json(a) for a in data["attach"]],
+                   [Value.from_json(v) for v in data["values"]], [int(w, 16) for w in data["shapes"]],
+                   [int(w, 16) for w in data["probes"]], tuple(data["reuse"]))
+
+
+@dataclass(slots=True)
+class Key:
+    """One 13-bit opcode. ``forms`` in the order of the labels of ``select``."""
+
+    key: int
+    opcode: list[Choice]
+    select: Node
+    forms: list[Form]
+    uniform_guard: bool = False
+    relative: bool = False
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    def form_of(self, word: int) -> Form | None:
+        """The form of ``word``, None where the tables do not know."""
+        label = tree.lookup(self.select, word)
+        return None if label == UNKNOWN else self.forms[label]
+
+    def opcode_text(self, word: int) -> str | None:
+        """Mnemonic with modifiers."""
+        words = []
+        for choice in self.opcode:
+            text = choice.get(word)
+            if text is None:
+                return None
+            if text:
+                words.append(text)
+        return ".".join(words)
+
+    def body(self, word: int, zero: dict[str, int], reuse: tuple[int, ...] = ()) -> str | None:
+        """Text without guard; pc-relative targets stay relative. None where the tables do not know."""
+        opcode = self.opcode_text(word)
+        form = self.form_of(word)
+        if opcode is None or form is None:
+            return None
+        operands = form.operands(word, zero, reuse)
+        if operands is None:
+            return None
+        return f"{opcode} {operands}".rstrip(" ")
+
+    def to_json(self) -> Any:
+        """JSON data without the forms."""
+        return {"key": f"{self.key:04x}", "opcode": [c.to_json() for c in self.opcode],
+                "select": tree.to_json(self.select), "uniform_guard": int(self.uniform_guard),
+                "relative": int(self.relative), **self.extra}
+
+    @classmethod
+    def from_json(cls, data: Any, forms: list[Form]) -> Key:
+        """Read what :meth:`to_json` wrote."""
+        known = {"key", "opcode", "select", "uniform_guard", "relative"}
+        return cls(int(data["key"], 16), [Choice.from_json(c) for c in data["opcode"]],
+                   tree.from_json(data["select"]), forms, bool(data["uniform_guard"]), bool(data["relative"]),
+                   {k: v for k, v in data.items() if k not in known})

@@ -1,0 +1,91 @@
+"""The table file of an architecture: one JSON object a line, opcodes built only when asked for.
+
+Line 1 is the header (architecture, format version, nvdisasm version, mnemonic -> keys). Then, sorted by key, one line
+per key followed by one line per form. Loading reads the file and notes where each key starts; nothing else is parsed
+before it is needed, so no second, compiled copy has to be kept in step with the text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from gwatch._resources import resource
+from gwatch.errors import ToolError
+from gwatch.sass.isa.model import Form, Key
+
+VERSION = 1
+_KEY = '{"key":"'
+
+
+class Table:
+    """A loaded table: ``header`` as written, keys on demand."""
+
+    def __init__(self, text: str, name: str) -> None:
+        self.name = name
+        self._lines = text.splitlines()
+        try:
+            self.header: dict[str, Any] = json.loads(self._lines[0])
+            version = self.header["version"]
+        except (IndexError, KeyError, ValueError) as error:
+            raise ToolError("table-damaged", f"ISA table {name} does not start with a header",
+                            "reinstall gwatch-sass") from error
+        if version != VERSION:
+            raise ToolError("table-version", f"ISA table {name} has format {version}, this gwatch reads {VERSION}",
+                            "reinstall gwatch-sass")
+        self._start: dict[int, int] = {}
+        for number, line in enumerate(self._lines):
+            if line.startswith(_KEY):
+                end = line.index('"', len(_KEY))
+                self._start[int(line[len(_KEY):end], 16)] = number
+        self._built: dict[int, Key] = {}
+        self.mnemonics: dict[str, list[int]] = {
+            name: [int(k, 16) for k in keys] for name, keys in self.header["mnemonics"].items()}
+
+    def keys(self) -> list[int]:
+        """All opcode keys, ascending."""
+        return sorted(self._start)
+
+    def key(self, number: int) -> Key | None:
+        """The model of one opcode key, None when the table has none."""
+        built = self._built.get(number)
+        if built is None and number in self._start:
+            line = self._start[number]
+            data = json.loads(self._lines[line])
+            forms = []
+            line += 1
+            while line < len(self._lines) and not self._lines[line].startswith(_KEY):
+                forms.append(Form.from_json(json.loads(self._lines[line])))
+                line += 1
+            built = self._built[number] = Key.from_json(data, forms)
+        return built
+
+
+def load(name: str) -> Table:
+    """The packaged table called ``name`` ("sm_90"). Raises ToolError when it is missing or damaged."""
+    path = resource("isa", f"{name}.jsonl")
+    return Table(path.read_text(encoding="utf-8"), name)
+
+
+def dump(header: dict[str, Any], keys: Iterable[Key]) -> str:
+    """The table's text. ``header`` gets the version and the mnemonic index; forms keep their order."""
+    ordered = sorted(keys, key=lambda k: k.key)
+    mnemonics: dict[str, list[str]] = {}
+    for key in ordered:
+        for label in key.opcode[0].labels:
+            mnemonics.setdefault(label.split(".")[0], []).append(f"{key.key:04x}")
+    lines = [json.dumps({**header, "version": VERSION, "mnemonics": dict(sorted(mnemonics.items()))},
+                        separators=(",", ":"))]
+    for key in ordered:
+        lines.append(json.dumps(key.to_json(), separators=(",", ":")))
+        lines += [json.dumps(form.to_json(), separators=(",", ":")) for form in key.forms]
+    return "\n".join(lines) + "\n"
+
+
+def write(path: Path, text: str) -> None:
+    """Write a table file whole or not at all."""
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)

@@ -1,0 +1,326 @@
+"""The learning loop: real words, single flips around seeds, enumerations, then rounds of guess and check."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from gwatch.errors import GWatchError
+from gwatch.sass.isa import tree
+from gwatch.sass.isa.lex import Cut, cut
+from gwatch.sass.isa.model import Choice, Key, key_of
+from isa_learning.fit import PROBED_BITS, Fitter, Samples
+from isa_learning.probe import CONTROL_MASK, PROBE_CONTROL, Prober, is_relative
+
+GUARD = 7 << 12
+Log = Callable[[str], None]
+
+
+@dataclass
+class State:
+    """What the loop knows about one key."""
+
+    samples: Samples
+    model: Key | None = None
+    stale: bool = True
+    tried: set[tuple[int, ...]] = field(default_factory=set)
+    wrong: int = 0
+    checked: int = 0
+    missed: int = 0
+    impure: int = 0
+    unfitted: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    failures: list[tuple[str, str | None]] = field(default_factory=list)
+
+
+def probing_word(word: int) -> int:
+    """``word`` with guard PT and the control word under which every opcode decodes."""
+    return word & ~CONTROL_MASK & ~(0xF << 12) | PROBE_CONTROL | GUARD
+
+
+class Learner:
+    """Learns all keys of one architecture. ``seed`` makes every choice repeatable."""
+
+    def __init__(self, prober: Prober, zero: dict[str, int], log: Log, seed: int = 1) -> None:
+        self.prober = prober
+        self.zero = zero
+        self.log = log
+        self.random = random.Random(seed)
+        self.states: dict[int, State] = {}
+
+    def state(self, key: int) -> State:
+        """The state of ``key``, made on first use."""
+        if key not in self.states:
+            self.states[key] = State(Samples(key))
+        return self.states[key]
+
+    def feed(self, words: Iterable[int], real: bool = False, mostly_valid: bool = False) -> int:
+        """Probe words and add them to their keys; returns how many valid ones were new."""
+        todo = sorted(set(words))
+        fresh = 0
+        for word, text in zip(todo, self.prober.texts(todo, mostly_valid), strict=True):
+            state = self.state(key_of(word))
+            known = len(state.samples.words)
+            try:
+                state.samples.add(word, text)
+            except GWatchError as error:
+                state.samples.unread.append(str(error))
+                continue
+            if real and word in state.samples.index:
+                state.samples.real.add(word)
+            if len(state.samples.words) > known:
+                fresh += 1
+                state.stale = True
+        return fresh
+
+    def feed_real(self, words: Iterable[int], per_shape: int = 12) -> None:
+        """Add compiler words: all shapes, at most ``per_shape`` words of each (spread over the sorted list)."""
+        plain = sorted({probing_word(w) for w in words})
+        shapes: dict[tuple[object, ...], list[int]] = defaultdict(list)
+        for word, text in zip(plain, self.prober.texts(plain, True), strict=True):
+            if text is None:
+                continue
+            c = cut(text)
+            shapes[key_of(word), c.opcode, c.skeleton, c.attachments].append(word)
+        chosen: list[int] = []
+        for members in shapes.values():
+            step = max(1, len(members) // per_shape)
+            chosen += members[::step][:per_shape]
+        self.log(f"{len(plain)} compiler words, {len(shapes)} shapes, {len(chosen)} kept")
+        self.feed(chosen, real=True)
+
+    def seeds(self, samples: Samples, limit: int, times: int = 2) -> list[int]:
+        """Words to flip, so that every skeleton, opcode word and attachment is met ``times`` times."""
+        order = sorted(samples.index, key=lambda w: (w not in samples.real, w))
+        met: Counter[object] = Counter()
+        for word in samples.flipped:
+            met.update(_features(samples.cuts[samples.index[word]]))
+        chosen: list[int] = []
+        for word in order:
+            if len(chosen) >= limit:
+                break
+            if word in samples.flipped:
+                continue
+            features = _features(samples.cuts[samples.index[word]])
+            if any(met[f] < times for f in features):
+                met.update(features)
+                chosen.append(word)
+        return chosen
+
+    def flips(self, limit: int, keys: Iterable[int] | None = None) -> None:
+        """Flip every bit of up to ``limit`` seeds of each key."""
+        words = []
+        for key in sorted(self.states if keys is None else keys):
+            samples = self.states[key].samples
+            for seed in self.seeds(samples, limit):
+                samples.flipped.add(seed)
+                words += [seed ^ 1 << bit for bit in PROBED_BITS]
+        self.feed(words)
+
+    def fit(self) -> None:
+        """Refit every key whose samples changed."""
+        for _, state in sorted(self.states.items()):
+            if state.stale and state.samples.words:
+                fitter = Fitter(state.samples, self.zero)
+                state.model = fitter.fit()
+                state.impure = fitter.report.impure
+                state.unfitted = fitter.report.unfitted
+                state.notes = fitter.report.notes
+                state.stale = False
+
+    def round(self, per_key: int, enumerate_bits: int = 8) -> tuple[int, int, int]:
+        """Guess texts of mutated words, check them; returns (checked, wrong, unknown) over valid words."""
+        words: set[int] = set()
+        for _, state in sorted(self.states.items()):
+            if state.model is not None:
+                words |= set(self._mutations(state, per_key))
+                words |= set(self._enumerations(state, enumerate_bits))
+        todo = sorted(w for w in words if w not in self.prober.cache)
+        checked = wrong = unknown = 0
+        again: list[int] = []
+        for word, text in zip(todo, self.prober.texts(todo), strict=True):
+            if text is None:
+                continue
+            state = self.state(key_of(word))
+            guess = state.model.body(word, self.zero) if state.model else None
+            checked += 1
+            state.checked += 1
+            if guess != text:
+                wrong += guess is not None
+                unknown += guess is None
+                state.wrong += guess is not None
+                state.missed += guess is None
+                again.append(word)
+                if len(state.failures) < 40:
+                    state.failures.append((text, guess))
+        self.feed(todo)
+        per: Counter[int] = Counter()
+        flips: list[int] = []
+        for word in again:
+            per[key_of(word)] += 1
+            samples = self.state(key_of(word)).samples
+            if per[key_of(word)] <= 4 and word in samples.index and word not in samples.flipped:
+                samples.flipped.add(word)
+                flips += [word ^ 1 << bit for bit in PROBED_BITS]
+        self.feed(flips)
+        return checked, wrong, unknown
+
+    def _mutations(self, state: State, count: int) -> list[int]:
+        model, samples = state.model, state.samples
+        assert model is not None
+        by_form: dict[str, list[int]] = defaultdict(list)
+        for i, c in enumerate(samples.cuts):
+            by_form[c.skeleton].append(samples.words[i])
+        names = sorted(by_form)
+        free: list[list[int]] = []
+        owned = 0
+        for form in model.forms:
+            for value in form.values:
+                owned |= value.mask
+        for choice in [*model.opcode, *(a for f in model.forms for a in f.attachments)]:
+            bits = _bit_list(tree.tested_bits(choice.node) & ~owned)
+            if bits and bits not in free:
+                free.append(bits)
+        out = []
+        rand = self.random
+        for _ in range(count):
+            base = rand.choice(by_form[rand.choice(names)])
+            word = base
+            form = model.form_of(base)
+            if rand.random() < 0.6 and free:
+                for bits in rand.sample(free, min(len(free), rand.randint(1, 3))):
+                    for bit in bits:
+                        word ^= rand.getrandbits(1) << bit
+            for value in form.values if form else ():
+                roll = rand.random()
+                for place in value.fields:
+                    for low, width, _ in place.runs:
+                        mask = (1 << width) - 1
+                        if roll < 0.3:
+                            new = rand.getrandbits(width)
+                        elif roll < 0.4:
+                            new = mask
+                        elif roll < 0.5:
+                            new = 0
+                        elif roll < 0.55:
+                            new = 1 << rand.randrange(width)
+                        else:
+                            continue
+                        word = word & ~(mask << low) | new << low
+            if rand.random() < 0.25:
+                for _ in range(rand.randint(1, 2)):
+                    word ^= 1 << rand.choice(PROBED_BITS)
+            out.append(probing_word(word))
+        return out
+
+    def _enumerations(self, state: State, limit: int) -> list[int]:
+        model = state.model
+        assert model is not None
+        out: list[int] = []
+        choices: list[tuple[Choice, int]] = [(c, -1) for c in model.opcode]
+        for n, form in enumerate(model.forms):
+            choices += [(a, n) for a in form.attachments]
+            choices += [(v.name, n) for v in form.values if v.name is not None]
+        words = sorted(state.samples.index)
+        for choice, n in choices:
+            bits = _bit_list(tree.tested_bits(choice.node))
+            if not 1 < len(bits) <= limit + 2:
+                continue
+            mark = (n, *bits)
+            if mark in state.tried:
+                continue
+            state.tried.add(mark)
+            pool = words
+            if n >= 0:
+                skeleton = model.forms[n].skeleton
+                pool = [w for w in words if state.samples.cuts[state.samples.index[w]].skeleton == skeleton]
+            mask = sum(1 << b for b in bits)
+            for base in self.random.sample(pool, min(len(pool), 2)):
+                for number in range(1 << len(bits)):
+                    value = sum((number >> p & 1) << b for p, b in enumerate(bits))
+                    out.append(base & ~mask | value)
+        return out
+
+    def note_shapes(self, real: Iterable[int]) -> None:
+        """Give every form the compiler words of its shapes (all hidden bits seen), and probes where there are none."""
+        for state in self.states.values():
+            for form in state.model.forms if state.model else ():
+                form.shapes, form.probes = [], []
+        kept: dict[tuple[int, int], dict[tuple[object, ...], int]] = defaultdict(dict)
+        for word in sorted({probing_word(w) for w in real}):
+            state = self.state(key_of(word))
+            if state.model is None:
+                continue
+            label = tree.lookup(state.model.select, word)
+            if label < 0 or state.model.body(word, self.zero) != self.prober.cache.get(word):
+                continue
+            form = state.model.forms[label]
+            hidden = word
+            for value in form.values:
+                place = value.field_of(word)
+                hidden &= ~(place.mask if place else tree.tested_bits(value.name.node) if value.name else 0)
+            shape = (state.model.opcode_text(word), *(a.get(word) for a in form.attachments), hidden)
+            kept[key_of(word), label].setdefault(shape, word & ~CONTROL_MASK)
+        for (key, label), shapes in kept.items():
+            model = self.states[key].model
+            assert model is not None
+            model.forms[label].shapes = sorted(shapes.values())
+        for state in self.states.values():
+            if state.model is None:
+                continue
+            for word in sorted(state.samples.index):
+                label = tree.lookup(state.model.select, word)
+                if label >= 0 and not state.model.forms[label].shapes and not state.model.forms[label].probes:
+                    state.model.forms[label].probes = [word & ~CONTROL_MASK]
+
+    def note_traits(self) -> None:
+        """Learn which predicate file guards a key, and which value each operand-cache bit marks, form by form."""
+        guards: dict[int, int] = {}
+        caches: dict[tuple[int, int, int], list[int]] = {}
+        for key, state in sorted(self.states.items()):
+            if state.model is None:
+                continue
+            members: dict[int, list[int]] = defaultdict(list)
+            for word in sorted(state.samples.index, key=lambda w: (w not in state.samples.real, w)):
+                label = tree.lookup(state.model.select, word)
+                if label >= 0:
+                    members[label].append(word)
+            guards[key] = (state.samples.words[0] if not state.samples.real else min(state.samples.real)) & ~GUARD
+            for label, words in members.items():
+                for bit in range(3):
+                    step = max(1, len(words) // 4)
+                    caches[key, label, bit] = [w | 1 << 122 + bit for w in words[::step][:5]]
+        asked = [*guards.values(), *(w for ws in caches.values() for w in ws)]
+        text = dict(zip(asked, self.prober.texts(asked), strict=True))
+        for key, word in guards.items():
+            model = self.states[key].model
+            assert model is not None
+            model.uniform_guard = (text[word] or "").startswith("@UP")
+        for key, state in self.states.items():
+            for label, form in enumerate(state.model.forms if state.model else ()):
+                found = []
+                for bit in range(3):
+                    answers = {cut(t).reuse for w in caches.get((key, label, bit), ()) if (t := text[w]) is not None}
+                    answers.discard(())
+                    found.append(next(iter(answers))[0] if len(answers) == 1 and len(next(iter(answers))) == 1 else -1)
+                form.reuse = tuple(found) if max(found) >= 0 else ()
+
+    def mark_relative(self) -> None:
+        """Note which keys print a pc-relative target."""
+        for state in self.states.values():
+            if state.model is not None:
+                state.model.relative = any(
+                    is_relative(t) for w in state.samples.words[:4] if (t := self.prober.cache.get(w)) is not None)
+
+
+def _features(parts: Cut) -> set[object]:
+    features: set[object] = {("form", parts.skeleton)}
+    features |= {("word", w) for w in parts.opcode}
+    features |= {(parts.skeleton, n, a) for n, a in enumerate(parts.attachments) if a}
+    return features
+
+
+def _bit_list(mask: int) -> list[int]:
+    return [b for b in range(128) if mask >> b & 1]

@@ -1,0 +1,57 @@
+"""Ask nvdisasm about bare instruction words, once per word."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from gwatch.sass.nvdisasm import RELATIVE, probe_words
+
+CONTROL_MASK = ((1 << 21) - 1) << 105
+PROBE_CONTROL = 0x7F1 << 105
+_LAST_HEX = re.compile(r"(-?0x[0-9a-f]+)$")
+_RELATIVE = re.compile(r"(?:@!?U?P[0-9T]+ +)?(" + "|".join(map(re.escape, RELATIVE)) + r")\b")
+
+
+class Prober:
+    """nvdisasm over words, cached. ``count`` words were asked, in ``runs`` processes.
+
+    Texts come with pc-relative targets written as signed offsets from the next instruction.
+    """
+
+    def __init__(self, arch: str) -> None:
+        self.arch = arch
+        self.cache: dict[int, str | None] = {}
+        self.count = 0
+        self.runs = 0
+
+    def texts(self, words: Iterable[int], mostly_valid: bool = False) -> list[str | None]:
+        """Text per word; None for words that are no instruction, print nothing or print an undefined enumerator."""
+        wanted = list(words)
+        todo = sorted({w for w in wanted if w not in self.cache})
+        if todo:
+            probe = probe_words(self.arch, todo, pc=-16, mostly_valid=mostly_valid, fatal_limit=2)
+            self.runs += probe.runs
+            self.count += len(todo)
+            for word, text in zip(todo, probe.texts, strict=True):
+                self.cache[word] = _clean(text)
+        return [self.cache[w] for w in wanted]
+
+
+def is_relative(text: str) -> bool:
+    """Whether ``text`` is an instruction whose last number is a pc-relative target."""
+    return _RELATIVE.match(text) is not None
+
+
+def _clean(text: str | None) -> str | None:
+    if not text or "INVALID" in text or "???" in text:
+        return None
+    text = text.rstrip(" ;")
+    if is_relative(text):
+        match = _LAST_HEX.search(text)
+        if match:
+            value = int(match[1], 16) & (1 << 64) - 1
+            if value >> 63:
+                value -= 1 << 64
+            return f"{text[:match.start()]}{value:#x}"
+    return text
