@@ -33,7 +33,9 @@ def test_timer_step() -> None:
     assert timer_step(np.array([], np.int64)) == 0
 
 
-def pairs(clocks: Clocks, sm: int, times: list[float], lags: list[float] | None = None) -> tuple[list[int], list[int]]:
+def pairs(
+    clocks: Clocks, sm: int, times: list[float], lags: list[float] | None = None
+) -> tuple[list[int], list[int]]:
     late = lags or [1.0] * len(times)
     return (
         [clocks.cycles(sm, t) for t in times],
@@ -66,7 +68,8 @@ def test_five_microseconds_with_header_pairs_only(seed: int, sms: int, hz: float
 @settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_200_ms_with_frequency_steps_and_outliers(seed: int) -> None:
-    """99.9 % within 64 ns of the ns timer, whatever steps the SM's clock takes and with 2 % interrupted reads."""
+    """99.9 % within 64 ns of the ns timer, whatever steps the SM's clock takes and with 2 % interrupted
+    reads."""
     rng = random.Random(seed)
     steps = [(0.0, 1.98e9)]
     for _ in range(rng.randrange(8)):

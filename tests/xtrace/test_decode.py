@@ -40,7 +40,9 @@ def run_random(writer: Writer, seed: int, visits: int, length: float) -> None:
                 base = rng.getrandbits(64)
                 bits = writer.map.sites[number].value_bits
                 mask = (1 << bits) - 1
-                writer.visit(slot * per_cta + w, lanes, number, t, lambda lane, b=base, m=mask: (b ^ lane) & m)
+                writer.visit(
+                    slot * per_cta + w, lanes, number, t, lambda lane, b=base, m=mask: (b ^ lane) & m
+                )
             if writer.map.pairs_at_exit:
                 writer.leave(slot * per_cta + w, t + 50.0)
 
@@ -188,7 +190,9 @@ def test_an_unknown_duration_is_said() -> None:
     writer = Writer(layout, site_map("sm", NARROW, [site(0)]), Clocks(), 1)
     writer.enter(0, 0, 0, 0.0)
     writer.visit(0, range(32), 0, 100.0)
-    assert [w.split()[0] for w in decode_ring(writer.data, layout, writer.map).warnings] == ["[duration-unknown]"]
+    assert [w.split()[0] for w in decode_ring(writer.data, layout, writer.map).warnings] == [
+        "[duration-unknown]"
+    ]
     assert decode_ring(writer.data, layout, writer.map, 1e6).warnings == ()
 
 
@@ -288,7 +292,9 @@ def test_sampled_ctas_keep_their_block_coordinates() -> None:
 def test_anchor_times_of_a_short_kernel(seed: int, block: tuple[int, int, int]) -> None:
     fmt = RingFormat(RecordKind.NARROW, 16)
     layout = RingLayout.for_launch(fmt, (6, 1, 1), block)
-    writer = Writer(layout, site_map("anchor", fmt, [site(0), site(1, warp=True)]), Clocks(seed=seed % 997), seed)
+    writer = Writer(
+        layout, site_map("anchor", fmt, [site(0), site(1, warp=True)]), Clocks(seed=seed % 997), seed
+    )
     run_random(writer, seed, visits=20, length=5_000.0)
     got = check_against_truth(writer, 10_000.0)
     assert got.unit == "ns" and got.clock is not None
@@ -315,11 +321,14 @@ def test_anchor_records_of_200_ms_follow_frequency_steps() -> None:
     truth = {(w, v): t for w, _, _, v, t, _ in writer.truth}
     error = np.array(
         [
-            int(r["time"]) - clocks.ns_base - truth[int(r["block"][0]) * 2 + int(r["warp"]), int(r["sequence"])]
+            int(r["time"])
+            - clocks.ns_base
+            - truth[int(r["block"][0]) * 2 + int(r["warp"]), int(r["sequence"])]
             for r in got.records
         ]
     )
-    # 500 pairs per SM in 200 ms: between two pairs around a frequency step nothing is known; elsewhere all is.
+    # 500 pairs per SM in 200 ms: between two pairs around a frequency step nothing is known; elsewhere all
+    # is.
     edges = np.array([31e6, 90e6, 90.8e6, 150e6])
     times = np.array(
         [truth[int(r["block"][0]) * 2 + int(r["warp"]), int(r["sequence"])] for r in got.records]
