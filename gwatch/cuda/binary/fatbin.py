@@ -2,7 +2,8 @@
 
 Layout, observed on public wheels and on nvcc 13.0 output: a container starts with the magic ``0xBA55ED50``, a u16
 version, a u16 header size and a u64 payload size. Each entry starts with a u16 kind (1 PTX, 2 ELF), two bytes of
-version, a u32 header size, a u64 stored size, a u32 compressed size, and further on the architecture (u32 at 28), a u64 of flags at
+version, a u32 header size, a u64 stored size, a u32 compressed size, and further on the architecture (u32 at 28), a
+u64 of flags at
 40 (0x2000: LZ4 block, 0x8000: zstd) and the u64 decompressed size at 56.
 """
 

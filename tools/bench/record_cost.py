@@ -1,0 +1,205 @@
+#!/usr/bin/env python3
+"""What does one record cost on this GPU? Loops of cost.cu, plain and recorded, in one run.
+
+    python tools/bench/record_cost.py [--json] [--quick]
+
+For each shape (warps alone, and full machine) it prints the extra cycles per loop trip, by the warps' own cycle
+counters, of hand-written CUDA recorders and of gwatch sites at the same place; then the bandwidth of a copy and the
+throughput of a tensor-core product with and without records. Shapes: 1 warp, 132 CTAs x 128 threads, 132 x 1024,
+264 x 1024. Each figure is the median over several alternating launches of (recorded - plain) / trips.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
+
+import cupy  # noqa: E402
+
+from gwatch.cuda.binary.cubin import Cubin  # noqa: E402
+from gwatch.cuda.launcher import Launcher  # noqa: E402
+from gwatch.rewrite.trace import SassTraceSite, TracePlan, plan_trace  # noqa: E402
+from gwatch.sass.arch import occupancy  # noqa: E402
+
+SHAPES = {"1 warp": (1, 32), "132 x 128": (132, 128), "132 x 1024": (132, 1024), "264 x 1024": (264, 1024)}
+TRIPS = 256
+HAND_WRITTEN = ("thread_major", "slot_major", "warp_level")
+# name -> (clock, warp level, value register wanted, depth)
+SITES = {
+    "sm thread": ("sm", False, False),
+    "gpu thread": ("gpu", False, False),
+    "anchor thread": ("anchor", False, False),
+    "sm warp": ("sm", True, False),
+    "gpu warp": ("gpu", True, False),
+    "anchor warp": ("anchor", True, False),
+    "sm thread + value": ("sm", False, True),
+}
+
+
+def loop_head(cubin: Cubin, kernel: str) -> int:
+    """Index of the first instruction of the longest loop: the target of the widest backward branch."""
+    definition = cubin.get_kerneldef_by_name(kernel)
+    definition.parse_cfg()
+    best = (0, -1)
+    for block in definition.cfg.basic_blocks:
+        for _, start, target in block.successors:
+            if target <= start:
+                best = max(best, (start - target, target))
+    assert best[1] >= 0, f"{kernel} has no loop"
+    return best[1] // definition.cfg.instruction_size
+
+
+class Loop:
+    """A kernel (out, cycles, ring, trips, x) of cost.cu, plain or patched, on one shape."""
+
+    def __init__(self, image: Any, kernel: str, shape: tuple[int, int], ring: Any) -> None:
+        self.grid, self.block = shape
+        threads = self.grid * self.block
+        self.launcher = Launcher(image, kernel)
+        self.patched = self.launcher.site_map is not None
+        self.cycles = cupy.zeros(threads // 32, cupy.int64)
+        self.out = cupy.zeros(threads, cupy.float32)
+        self.arguments = (self.out, self.cycles, ring, np.int32(TRIPS), np.float32(0.999))
+
+    def run(self, armed: bool = True) -> float:
+        """Mean cycles per trip of all warps."""
+        self.launcher.launch(self.grid, self.block, self.arguments, trace=self.patched and armed)
+        cupy.cuda.Device().synchronize()
+        return float(self.cycles.get().mean()) / TRIPS
+
+
+def cost(plain: Loop, other: Loop, rounds: int, armed: bool = True) -> tuple[float, float]:
+    """(median extra cycles per trip, half the interquartile range) over alternating launches."""
+    plain.run(), other.run(armed)
+    extra = [other.run(armed) - plain.run() for _ in range(rounds)]
+    low, _, high = statistics.quantiles(extra, n=4)
+    assert (plain.out.get() == other.out.get()).all(), "a recorded loop computed something else"
+    return statistics.median(extra), (high - low) / 2
+
+
+def facts(plan: TracePlan, threads: int) -> str:
+    """Registers and CTAs per SM before and after."""
+    rewritten = plan.rewritten
+    before, after = rewritten.registers_before, rewritten.registers_after
+    arch = Cubin.from_bytes(plan.data).arch
+    fit = [occupancy(arch, count, threads, 0) for count in (before, after)]
+    return f"registers {before}->{after}, CTAs/SM {fit[0]}->{fit[1]}"
+
+
+def chain(path: Path, rounds: int) -> list[dict[str, Any]]:
+    """The dependent-FMA loop and the issue-bound loop on every shape."""
+    cubin = Cubin.from_file(path)
+    rows: list[dict[str, Any]] = []
+    ring = cupy.zeros(264 * 1024 * 32 * 2, cupy.uint32)
+    for kernel in ("chain_plain", "issue_bound"):
+        head = loop_head(cubin, kernel)
+        plans = {}
+        for name, (clock, warp, value) in SITES.items():
+            site = SassTraceSite(head, warp_level=warp, value_reg=2 if value else None)
+            plans[name] = plan_trace(cubin, kernel, [site], clock=clock, depth=32)
+        for shape, size in SHAPES.items():
+            plain = Loop(path, kernel, size, ring)
+            base = plain.run()
+            others = [] if kernel != "chain_plain" else [(f"by hand: {n}", path, f"chain_{n}") for n in HAND_WRITTEN]
+            others += [(f"gwatch: {name}", plan.data, kernel) for name, plan in plans.items()]
+            for name, image, which in others:
+                extra, spread = cost(plain, Loop(image, which, size, ring), rounds)
+                rows.append({"loop": kernel, "shape": shape, "base": base, "recorder": name, "cycles": extra,
+                             "spread": spread})
+            extra, spread = cost(plain, Loop(plans["sm thread"].data, kernel, size, ring), rounds, armed=False)
+            rows.append({"loop": kernel, "shape": shape, "base": base, "recorder": "gwatch: unarmed", "cycles": extra,
+                         "spread": spread})
+        rows.append({"loop": kernel, "facts": {name: facts(plan, 1024) for name, plan in plans.items()}})
+    return rows
+
+
+def copy_bandwidth(path: Path, rounds: int) -> dict[str, Any]:
+    """GB/s (bytes read and written) of a 4 GiB copy, plain, recorded per thread and per warp at its loop head."""
+    cubin = Cubin.from_file(path)
+    head = loop_head(cubin, "copy")
+    elements = (1 << 31) // 16
+    source, target = cupy.zeros(elements * 4, cupy.uint32), cupy.zeros(elements * 4, cupy.uint32)
+    source[...] = cupy.arange(elements * 4, dtype=cupy.uint32)
+    images = {"plain": path.read_bytes()}
+    for name, warp in (("sm thread", False), ("sm warp", True)):
+        images[name] = plan_trace(cubin, "copy", [SassTraceSite(head, warp_level=warp)], clock="sm", depth=32).data
+    launchers = {name: Launcher(image, "copy") for name, image in images.items()}
+    times: dict[str, list[float]] = {name: [] for name in images}
+    for _ in range(rounds):
+        for name, launcher in launchers.items():
+            target[...] = 0
+            launcher.launch(132 * 4, 512, (source, target, np.int64(elements)))
+            duration = launcher.duration_ms()
+            assert duration is not None
+            times[name].append(duration)
+            assert bool((source == target).all()), f"{name}: the copy is wrong"
+    moved = 2 * elements * 16
+    return {name: round(moved / statistics.median(values) / 1e6, 1) for name, values in times.items()}
+
+
+def tensor_core_product(passes: int) -> dict[str, Any]:
+    """TFLOP/s of a Triton fp16 product with and without a warp-level record in its main loop."""
+    from gpu_checks.frameworks import triton_matmul
+
+    from gwatch.cuda.xtrace import capture_kernel, do_trace
+
+    size = 8192
+    run = triton_matmul(size)
+    run()
+    definition = capture_kernel(run, "matmul_kernel")
+    texts = [i.str(flatten=True) for i in definition.list_instructions]
+    site = next(i for i, text in enumerate(texts) if "GMMA" in text or text.startswith("HMMA"))
+    result = do_trace(fn=run, kernel_name_pattern="matmul_kernel", instrumentation_tier="sass",
+                      sass_trace_sites=[SassTraceSite(site, warp_level=True)], clock_type="sm", passes=passes)
+    launch = result["launches"][0]
+    plain, slowdown = launch["slowdown"]["plain_ns"], launch["slowdown"]["median"]
+    work = 2 * size**3
+    return {"plain_TFLOPs": work / plain / 1e3, "traced_TFLOPs": work / (plain * slowdown) / 1e3,
+            "slowdown": slowdown, "records": len(result["records"]), "dropped": result["dropped"],
+            "registers": dict(result["registers"]), "occupancy": dict(result["occupancy"]), "site": texts[site][:60]}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Cost of one record on this GPU.")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--quick", action="store_true", help="fewer launches for each figure")
+    args = parser.parse_args()
+    rounds = 5 if args.quick else 15
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "cost.cubin"
+        subprocess.run(["nvcc", "-cubin", "-arch=sm_90", "-o", str(path), str(Path(__file__).with_name("cost.cu"))],
+                       check=True)
+        rows = chain(path, rounds)
+        copied = copy_bandwidth(path, rounds)
+    product = tensor_core_product(rounds)
+    if args.json:
+        print(json.dumps({"loops": rows, "copy_GBps": copied, "tensor_core": product}))
+        return 0
+    for kernel in ("chain_plain", "issue_bound"):
+        mine = [row for row in rows if row["loop"] == kernel and "shape" in row]
+        bases = {row["shape"]: row["base"] for row in mine}
+        print(f"{kernel}: extra cycles per record (base trip: "
+              + ", ".join(f"{shape} {base:.0f}" for shape, base in bases.items()) + ")")
+        for name in dict.fromkeys(row["recorder"] for row in mine):
+            cells = [f"{row['cycles']:8.1f} ±{row['spread']:.1f}" for row in mine if row["recorder"] == name]
+            print(f"  {name:28}" + "".join(f"{cell:>16}" for cell in cells))
+        for name, text in next(row["facts"] for row in rows if row["loop"] == kernel and "facts" in row).items():
+            print(f"  {name}: {text}")
+    print("copy, GB/s:", copied)
+    print("tensor-core product:", product)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
