@@ -108,8 +108,9 @@ class Browser:
         """Load a page and wait until its first trace is drawn; returns the seconds that took."""
         begin = time.monotonic()
         self.call("Page.navigate", url=path.resolve().as_uri())
-        while not self.ask("!!document.querySelector('.run[data-ready]') || (document.readyState === 'complete'"
-                           " && !document.querySelector('.time'))"):
+        ready = ("!!document.querySelector('.run[data-ready]') || "
+                 "(document.readyState === 'complete' && !document.querySelector('.time'))")
+        while not self.ask(ready):
             if time.monotonic() - begin > TIMEOUT:
                 raise TimeoutError(f"the page is not ready; problems: {self.problems}")
             time.sleep(0.05)

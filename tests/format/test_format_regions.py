@@ -126,8 +126,8 @@ def test_equal_times_with_sequence_numbers_keep_their_order():
     assert counts.pair_rate == 1.0
 
 
-@pytest.mark.parametrize("bad", [[(1, 1)], [(1,)], [(1, 2, "a", "lifo")], [(1, 2, "a", "fifo", 3)], ["01"], [7],
-                                 [("x", "y")]])
+@pytest.mark.parametrize("bad", [[(1, 1)], [(1,)], [(1, 2, "a", "lifo")], [(1, 2, "a", "fifo", 3)], ["01"],
+                                 [7], [("x", "y")]])
 def test_bad_regions_are_refused(bad):
     with pytest.raises(SiteError, match=r"\[bad-region\]"):
         parse_regions(bad)

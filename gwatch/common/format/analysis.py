@@ -86,7 +86,7 @@ def site_stats(trace: Trace) -> list[dict[str, Any]]:
     segment = np.cumsum(trace.gap, dtype=np.int64)
     order = np.argsort(trace.site, kind="stable")
     sites, starts = np.unique(trace.site[order], return_index=True)
-    ends = np.r_[starts[1:], len(order)]
+    ends = np.append(starts, len(order))[1:]
     for site, lo, hi in zip(sites, starts, ends, strict=True):
         mine = order[lo:hi]
         row, time, seg = trace.row[mine], trace.time[mine], segment[mine]

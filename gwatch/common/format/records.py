@@ -316,36 +316,35 @@ def _row_losses(order: I64, row: I64, n_rows: int, ring: I64, time: I64, is_warp
         gap[place[before > 0]] = True
         tail[row_of[after > 0]] = True
         return gap, tail, lost
-    # Spans (ring, t_from, t_to] that lack records, applied to every row of the warp that the ring feeds.
     ring_order = np.lexsort((time, ring))
-    previous = np.full(n, np.iinfo(np.int64).min)
+    previous = np.full(n, -1, np.int64)
     same = ring[ring_order[1:]] == ring[ring_order[:-1]]
-    previous[ring_order[1:][same]] = time[ring_order[:-1][same]]
-    ordered_time = time[order]
+    previous[ring_order[1:][same]] = ring_order[:-1][same]
     starts = np.searchsorted(row, np.arange(n_rows + 1))
-    warp_row = np.full(n_rows, -1, np.int64)
-    by_warp: dict[int, list[int]] = {}
-    for r in np.unique(row_of[is_warp]):
-        warp_row[r] = r
-        by_warp.setdefault(int(ring[order[starts[r]]]) // WARP, []).append(int(r))
-    by_ring = {int(ring[order[starts[r]]]): int(r) for r in range(n_rows) if warp_row[r] < 0}
+    sources = ring[order[starts[:-1]]]
+    warp_rows = np.zeros(n_rows, np.bool_)
+    warp_rows[row_of[is_warp]] = True
+    rows_of_warp = {int(sources[r]) // WARP: int(r) for r in np.flatnonzero(warp_rows)}
+    rows_of_lane = {int(sources[r]): int(r) for r in np.flatnonzero(~warp_rows)}
+    ordered_time = time[order]
     for i in np.flatnonzero((before > 0) | (after > 0)):
-        targets = list(by_warp.get(int(ring[i]) // WARP, ()))
-        own = by_ring.get(int(ring[i]))
-        if own is not None:
-            targets.append(own)
-        for r in targets:
-            lo, hi = int(starts[r]), int(starts[r + 1])
-            times = ordered_time[lo:hi]
+        for r in (rows_of_warp.get(int(ring[i]) // WARP), rows_of_lane.get(int(ring[i]))):
+            if r is None:
+                continue
+            low, high = int(starts[r]), int(starts[r + 1])
+            times = ordered_time[low:high]
+            mine = row_of[i] == r
             if before[i]:
-                a = np.searchsorted(times, previous[i], side="right")
-                b = np.searchsorted(times, time[i], side="right")
-                gap[lo + a:lo + b] = True
-                if b == len(times) and a == b:
-                    tail[r] = True
+                p = int(previous[i])
+                first = low if p < 0 else int(place[p]) + 1 if row_of[p] == r else (
+                    low + int(np.searchsorted(times, time[p], side="left")))
+                # The next record of another row than the one that tells of the loss may follow it as well.
+                last = int(place[i]) + 1 if mine else low + int(np.searchsorted(times, time[i], "right")) + 1
+                gap[first:min(last, high)] = True
+                tail[r] |= last > high
             if after[i]:
-                a = np.searchsorted(times, time[i], side="right")
-                gap[lo + a:hi] = True
+                first = int(place[i]) + 1 if mine else low + int(np.searchsorted(times, time[i], "left"))
+                gap[first:high] = True
                 tail[r] = True
     return gap, tail, lost
 
