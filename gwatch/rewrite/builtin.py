@@ -56,23 +56,23 @@ def prologue(arch: Arch, fmt: RingFormat, descriptor: int, head: bool) -> Snippe
 
     lines = f"""
         LDC.64 %ring, {armed("ring")}
+        LOP3.LUT %a+3, %ring, %ring+1, RZ, 0xfc, !PT
+        ISETP.EQ.U32.AND %out, PT, %a+3, RZ, PT
+        @%out BRA {{original}}                   // unarmed: nothing else was started
         LDC.64 %head_at, {armed("headers")}
         LDC.64 %table, {armed("table")}
         LDC.64 %limit, {armed("cta_slots")}      // CTA slots, warps per CTA
-        ULDC.64 %desc, {_constant(0, arch.descriptor_offset)}
+        LDC %dim, {_constant(0, block + 4)}
+        LDC %dim+1, {_constant(0, block)}
+        LDC %dim2, {_constant(0, grid + 4)}
+        LDC %dim2+1, {_constant(0, grid)}
         S2R %a+2, SR_TID.Z
         S2R %a+1, SR_TID.Y
         S2R %a, SR_TID.X
         S2R %b, SR_CTAID.Z
         S2R %b+1, SR_CTAID.Y
         S2R %b+3, SR_CTAID.X
-        LDC %dim, {_constant(0, block + 4)}
-        LDC %dim+1, {_constant(0, block)}
-        LDC %dim2, {_constant(0, grid + 4)}
-        LDC %dim2+1, {_constant(0, grid)}
-        LOP3.LUT %a+3, %ring, %ring+1, RZ, 0xfc, !PT
-        ISETP.EQ.U32.AND %out, PT, %a+3, RZ, PT
-        @%out BRA {{original}}
+        ULDC.64 %desc, {_constant(0, arch.descriptor_offset)}
         IMAD %a+1, %a+2, %dim, %a+1
         IMAD %a, %a+1, %dim+1, %a                // linear thread
         IMAD %b+1, %b, %dim2, %b+1
@@ -140,11 +140,14 @@ def record(
     # ELECT first: a predicate takes longest to reach a guard.
     lines = ["ELECT %elected, URZ, PT"] if elect_free else []
     lines.append(f"{read} %rec, {CLOCK_REGISTERS[clock]}")
-    if pair:
+    if value == "ns:64":
+        lines += _value(value, f"%rec+{_X_IN_WIDE}", guarded)
+    elif pair:
         lines.append("CS2R.32 %rec+3, SR_GLOBALTIMERLO")
     if warp_level and not elect_free:
         lines += _elect_lowest(fmt, "%guard" if guarded else "PT")
-    lines += _value(value, "%rec+3" if fmt.kind is RecordKind.LONG else f"%rec+{_X_IN_WIDE}", guarded)
+    if value != "ns:64":
+        lines += _value(value, "%rec+3" if fmt.kind is RecordKind.LONG else f"%rec+{_X_IN_WIDE}", guarded)
     lines.append(f"LOP3.LUT {tag}, %off, {{site}}, RZ, 0xfc, !PT")
     if fmt.keep is Keep.NEWEST:
         lines.append(f"LOP3.LUT %addr, %off, {fmt.mask:#x}, %base, 0xea, !PT")

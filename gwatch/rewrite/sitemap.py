@@ -39,7 +39,8 @@ class MappedSite:
     warp_level: bool
     unconditional: bool
     pair: bool
-    """The record's y word is the low word of the ns timer, read right after the clock."""
+    """The record holds the ns timer's low word, read right after the clock: in y, or, where the value is the
+    timer itself (``ns:64``), in x."""
     label: str | None = None
 
     @property

@@ -138,6 +138,11 @@ class SassTraceSite:
             return 0
         return 64 if self.value.endswith(":64") else 32
 
+    @property
+    def pair_room(self) -> bool:
+        """Whether a wide record of this site can hold the ns timer's low word (or does so anyway)."""
+        return self.record_bits < 64 or self.special == "ns:64"
+
 
 @dataclass(frozen=True, slots=True)
 class TracePlan:
@@ -175,8 +180,8 @@ def choose_format(
             raise TraceError(
                 "trace-too-long", f"{seconds}: too long for the anchor clock", "use the gpu clock"
             )
-        narrowest = min(site.record_bits for site in sites)
-        if pairs and (narrowest == 64 or (bits == 64 and duration >= ANCHOR_ALL_PAIRS_NS)):
+        enough = all if duration >= ANCHOR_ALL_PAIRS_NS else any
+        if pairs and not enough(site.pair_room for site in sites):
             raise TraceError(
                 "trace-too-long",
                 f"{seconds}: a record with a 64-bit value has no room for the clock pair that anchor needs",
@@ -251,9 +256,8 @@ def plan_trace(
     view = rewriter.surroundings.view
     for number, site in enumerate(sites):
         guarded = not site.unconditional and view.facts(site.insert_index).guard != (7, False)
-        snippet = builtin.record(
-            arch, fmt, clock, site.value, pairs and site.record_bits < 64, site.warp_level, guarded
-        )
+        paired = pairs and site.pair_room
+        snippet = builtin.record(arch, fmt, clock, site.value, paired, site.warp_level, guarded)
         rewriter.insert(site.insert_index, snippet, {"site": number + 1}, site.label or f"site {number}")
     if head:
         for index in _exits(rewriter):
@@ -325,7 +329,7 @@ def _site_map(
                 value=site.value,
                 warp_level=site.warp_level,
                 unconditional=site.unconditional,
-                pair=pairs and site.record_bits < 64,
+                pair=pairs and site.pair_room,
                 label=site.label,
             )
         )

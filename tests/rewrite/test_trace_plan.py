@@ -73,6 +73,7 @@ def test_contradicting_or_impossible_sites_are_value_errors(arguments: tuple[obj
 
 
 NONE, X, XY = SassTraceSite(0), SassTraceSite(0, 4), SassTraceSite(0, 4, 64)
+NS = SassTraceSite(0, special="ns:64")
 
 
 @pytest.mark.parametrize(
@@ -89,6 +90,7 @@ NONE, X, XY = SassTraceSite(0), SassTraceSite(0, 4), SassTraceSite(0, 4, 64)
         ([NONE], "anchor", 2e6, RecordKind.WIDE, True),
         ([NONE, XY], "anchor", 0.2e9, RecordKind.WIDE, True),
         ([X], "anchor", 1.5e9, RecordKind.WIDE, True),
+        ([NS], "anchor", 1.5e9, RecordKind.WIDE, True),
     ],
 )
 def test_records_are_as_wide_as_values_and_times_need(

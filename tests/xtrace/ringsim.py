@@ -130,5 +130,5 @@ class Writer:
         elif fmt.kind is RecordKind.LONG:
             struct.pack_into("<QII", self.data, address, full, tag, value & M32)
         else:
-            y = self.clocks.ns(t + lag) & M32 if spec.pair else value >> 32
+            y = self.clocks.ns(t + lag) & M32 if spec.pair and spec.value_bits < 64 else value >> 32
             struct.pack_into("<IIII", self.data, address, full & M32, tag, value & M32, y)

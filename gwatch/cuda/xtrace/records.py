@@ -76,6 +76,7 @@ class RingReader:
         self.site_count = len(site_map.sites)
         self.warp_level = np.zeros(count, bool)
         self.pair = np.zeros(count, bool)
+        self.pair_in_x = np.zeros(count, bool)
         self.smid_value = np.zeros(count, bool)
         self.low_mask = np.zeros(count, np.uint64)
         self.high_mask = np.zeros(count, np.uint64)
@@ -83,6 +84,7 @@ class RingReader:
             i = site.site_id + 1
             self.warp_level[i] = site.warp_level
             self.pair[i] = site.pair
+            self.pair_in_x[i] = site.pair and site.value_bits == 64
             self.smid_value[i] = site.value == "smid"
             self.low_mask[i] = 0xFFFFFFFF if site.value_bits else 0
             self.high_mask[i] = 0xFFFFFFFF if site.value_bits == 64 else 0
@@ -241,7 +243,8 @@ class RingReader:
             return cycles
         paired = self.pair[site]
         ns_start = spread(header["ns_in"].astype(np.int64))
-        ns = extend32(got["y"], ns_start)
+        low_ns = np.where(self.pair_in_x[site], got["x"], got["y"]) if self.pair_in_x.any() else got["y"]
+        ns = extend32(low_ns, ns_start)
         # The ns reading of the same record says how often the cycle counter wrapped.
         near = extend_near(low, start + (ns - ns_start) * self.rate)
         cycles = np.where(paired, near, cycles)
