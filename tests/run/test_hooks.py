@@ -8,83 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fakecupti import IDS, FakeCupti, launch_arguments, load_arguments
 
 from gwatch.cuda import capture, cupti
 from gwatch.cuda.launchview import LAYOUTS, LaunchView, Replacement
 from gwatch.errors import ToolError
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples/cuda/trace/matmul_sm90.cubin"
-NAMES = [
-    *LAYOUTS,
-    "cuModuleLoadData",
-    "cuModuleLoadDataEx",
-    "cuModuleLoadFatBinary",
-    "cuLibraryLoadData",
-    "cuModuleLoad",
-    "cuLibraryLoadFromFile",
-    "cuModuleUnload",
-    "cuLibraryUnload",
-    "cuMemAlloc_v2",
-]
-IDS = {name: number for number, name in enumerate(NAMES, 100)}
-
-
-class FakeCupti:
-    """Keeps track of what is switched on, and delivers callbacks only for that, as CUPTI does."""
-
-    path, version = "/fake/libcupti.so.13", 130001
-
-    def __init__(self) -> None:
-        self.on: set[tuple[int, int]] = set()
-        self.subscribed = False
-        self.callback: Any = None
-        self.correlation = 0
-
-    def callback_ids(self) -> dict[str, int]:
-        return IDS
-
-    def subscribe(self, callback: Any, name: str = "gwatch") -> None:
-        self.subscribed, self.callback = True, callback
-
-    def unsubscribe(self) -> None:
-        assert not self.on, "callbacks must be off before the subscription goes"
-        self.subscribed = False
-
-    def enable(self, domain: int, callback_id: int, on: bool) -> None:
-        assert self.subscribed
-        (self.on.add if on else self.on.discard)((domain, callback_id))
-
-    def call(
-        self,
-        name: str,
-        arguments: ctypes.Array[ctypes.c_char],
-        symbol: bytes | None = None,
-        inside: Any = None,
-        status: int = 0,
-    ) -> None:
-        """One driver call: enter, the call itself, exit."""
-        self.correlation += 1
-        result = ctypes.c_int(status)
-        data = cupti.CallbackData(
-            params=ctypes.addressof(arguments),
-            symbol_name=symbol,
-            context=0x77,
-            correlation_id=self.correlation,
-            return_value=ctypes.cast(ctypes.pointer(result), ctypes.c_void_p),
-        )
-        for site in (cupti.SITE_ENTER, cupti.SITE_EXIT):
-            data.site = site
-            if (cupti.DOMAIN_DRIVER, IDS[name]) in self.on:
-                self.callback(None, cupti.DOMAIN_DRIVER, IDS[name], ctypes.addressof(data))
-            if site == cupti.SITE_ENTER and inside is not None:
-                inside()
-
-    def module_loaded(self, image: bytes) -> None:
-        held = ctypes.create_string_buffer(image, len(image))
-        module = cupti.ModuleResourceData(1, len(image), ctypes.addressof(held))
-        data = cupti.ResourceData(0x77, 0, ctypes.addressof(module))
-        if (cupti.DOMAIN_RESOURCE, cupti.RESOURCE_MODULE_LOADED) in self.on:
-            self.callback(None, cupti.DOMAIN_RESOURCE, cupti.RESOURCE_MODULE_LOADED, ctypes.addressof(data))
 
 
 class Watcher:
@@ -109,11 +39,6 @@ class Watcher:
         self.left.append(status)
 
 
-def launch_arguments(handle: int = 0x1234) -> ctypes.Array[ctypes.c_char]:
-    raw = struct.pack("<Q7I4xQQQ", handle, 1, 1, 1, 32, 1, 1, 0, 0, 0, 0)
-    return ctypes.create_string_buffer(raw, len(raw))
-
-
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> FakeCupti:
     library = FakeCupti()
@@ -127,13 +52,9 @@ def hooks(fake: FakeCupti) -> capture.Hooks:
     return capture.Hooks()
 
 
-def launch_callbacks(fake: FakeCupti) -> int:
-    return sum(domain == cupti.DOMAIN_DRIVER and NAMES[number - 100] in LAYOUTS for domain, number in fake.on)
-
-
 def test_installed_hooks_watch_loads_and_no_launch(hooks: capture.Hooks, fake: FakeCupti) -> None:
     hooks.acquire()
-    assert fake.subscribed and launch_callbacks(fake) == 0
+    assert fake.subscribed and fake.launch_callbacks() == 0
     assert (cupti.DOMAIN_DRIVER, IDS["cuModuleLoadData"]) in fake.on
     assert (cupti.DOMAIN_DRIVER, IDS["cuMemAlloc_v2"]) not in fake.on
     hooks.release()
@@ -142,12 +63,12 @@ def test_installed_hooks_watch_loads_and_no_launch(hooks: capture.Hooks, fake: F
 
 def test_launch_callbacks_are_on_only_while_observing(hooks: capture.Hooks, fake: FakeCupti) -> None:
     with hooks.observe(Watcher()):
-        assert launch_callbacks(fake) == len(LAYOUTS)
+        assert fake.launch_callbacks() == len(LAYOUTS)
     assert not fake.subscribed and not fake.on
     hooks.acquire()
     with hooks.observe(Watcher()):
         pass
-    assert fake.subscribed and launch_callbacks(fake) == 0
+    assert fake.subscribed and fake.launch_callbacks() == 0
 
 
 def test_a_name_is_asked_about_once_and_others_cost_a_look_up(hooks: capture.Hooks, fake: FakeCupti) -> None:
@@ -197,7 +118,7 @@ def test_two_observations_at_once_are_refused(hooks: capture.Hooks, fake: FakeCu
     with hooks.observe(Watcher()):
         with pytest.raises(ToolError, match=r"\[trace-active\]"), hooks.observe(Watcher()):
             pass
-        assert launch_callbacks(fake) == len(LAYOUTS)
+        assert fake.launch_callbacks() == len(LAYOUTS)
 
 
 def test_launches_made_by_the_observer_itself_are_not_shown_to_it(
@@ -212,11 +133,6 @@ def test_launches_made_by_the_observer_itself_are_not_shown_to_it(
     with hooks.observe(watcher):
         fake.call("cuLaunchKernel", launch_arguments(), b"wanted_outer")
     assert watcher.seen == ["wanted_outer"]
-
-
-def load_arguments(place: ctypes.c_uint64, image: int) -> ctypes.Array[ctypes.c_char]:
-    raw = struct.pack("<QQ", ctypes.addressof(place), image)
-    return ctypes.create_string_buffer(raw, len(raw))
 
 
 @pytest.mark.parametrize("api", ["cuModuleLoadData", "cuLibraryLoadData"])

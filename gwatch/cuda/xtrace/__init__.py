@@ -6,14 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gwatch.cuda.xtrace.result import TraceResult
-    from gwatch.cuda.xtrace.trace import do_trace
+    from gwatch.cuda.xtrace.trace import capture_cubin, capture_kernel, do_trace
     from gwatch.rewrite.trace import SassTraceSite
 
-__all__ = ["SassTraceSite", "TraceResult", "do_trace"]
+__all__ = ["SassTraceSite", "TraceResult", "capture_cubin", "capture_kernel", "do_trace"]
 
 _HOMES = {
     "SassTraceSite": "gwatch.rewrite.trace",
     "TraceResult": "gwatch.cuda.xtrace.result",
+    "capture_cubin": "gwatch.cuda.xtrace.trace",
+    "capture_kernel": "gwatch.cuda.xtrace.trace",
     "do_trace": "gwatch.cuda.xtrace.trace",
 }
 

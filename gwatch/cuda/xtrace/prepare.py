@@ -105,7 +105,7 @@ def choose(scout: Scout, store: ImageStore, pattern: str, arch: str | None) -> T
 
 def _reached(cubin: Cubin, kernel: KernelDef) -> tuple[ModuleObject, ...]:
     """Module variables that the kernel shares with host or other kernels; compiler-made constants are not."""
-    objects = [item for item in globals_reached(cubin.elf, kernel.section_index) if item.mutable]
+    objects = [item for item in globals_reached(cubin, kernel) if item.mutable]
     if not any(item.section == CONSTANT3 for item in objects):
         return tuple(objects)
     # Bank 3 is the module's, and its accesses leave no relocation: the code has to be asked.

@@ -10,7 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from gwatch.cuda.binary.cubin import write_atomically
+from gwatch.cuda.binary.cubin import Cubin, write_atomically
+from gwatch.cuda.binary.kernel import KernelDef
 from gwatch.cuda.capture import hooks
 from gwatch.cuda.driver import driver
 from gwatch.cuda.xtrace import options
@@ -139,6 +140,34 @@ def do_trace(
     for result in results:
         result["launches"] = results
     return results[0]
+
+
+def capture_cubin(
+    fn: Callable[[], Any],
+    kernel_name_pattern: str,
+    sass_arch: str | None = None,
+    launch_filter: LaunchFilter | None = None,
+) -> tuple[Cubin, KernelDef]:
+    """Run ``fn`` once, untouched, and return the code of the kernel it launches: its cubin and its definition.
+
+    This is how sites are found in a kernel that a framework compiled or loaded: ``cubin.data`` are its bytes.
+    Arguments and errors as for :func:`do_trace`.
+    """
+    pattern = options.kernel_pattern(kernel_name_pattern)
+    with _Session(fn, 0, launch_filter) as session:
+        scout = session.scout(Scout(session.driver, pattern, launch_filter))
+        target = choose(scout, hooks.images, kernel_name_pattern, sass_arch)
+    return target.cubin, target.kernel
+
+
+def capture_kernel(
+    fn: Callable[[], Any],
+    kernel_name_pattern: str,
+    sass_arch: str | None = None,
+    launch_filter: LaunchFilter | None = None,
+) -> KernelDef:
+    """The definition part of :func:`capture_cubin`."""
+    return capture_cubin(fn, kernel_name_pattern, sass_arch, launch_filter)[1]
 
 
 def _keep_image(image: bytes) -> None:
