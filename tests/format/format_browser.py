@@ -106,6 +106,7 @@ class Browser:
 
     def open(self, path: Path) -> float:
         """Load a page and wait until its first trace is drawn; returns the seconds that took."""
+        self.problems.clear()
         begin = time.monotonic()
         self.call("Page.navigate", url=path.resolve().as_uri())
         ready = ("!!document.querySelector('.run[data-ready]') || "

@@ -109,9 +109,6 @@ def test_a_report_reads_back_to_the_same_columns_and_tables(result, tmp_path):
     assert after.regions == before.regions
     stored = data["sections"][1]["data"]["runs"][0]["analysis"]
     assert json.loads(json.dumps(analyse(after))) == stored
-    loaded.render(tmp_path / "again.json")
-    assert (tmp_path / "again.json").read_text() == (tmp_path / "trace.json").read_text().replace(
-        '"row_form"', '"row_form"') or len(result["records"]) <= 50_000
 
 
 def test_reading_back_and_writing_again_changes_nothing(tmp_path):
@@ -189,6 +186,7 @@ def broken(tmp_path, change):
     lambda r: r["site"].pop(),
     lambda r: r["rows"]["count"].__setitem__(0, 10 ** 12),
     lambda r: r["rows"]["count"].__setitem__(0, -1),
+    lambda r: r["rows"].__setitem__("count", [1 << 62, 1 << 62, 1 << 62, 1 << 62, len(r["site"])]),
     lambda r: r["time"].__setitem__(0, 1.5),
     lambda r: r["time"].__setitem__(0, True),
     lambda r: r["time"].__setitem__(0, 1 << 70),

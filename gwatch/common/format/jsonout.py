@@ -141,7 +141,9 @@ def _read_records(data: Mapping[str, Any], where: str) -> Trace:
     counts = _numbers(rows, "count", np.int64, None, f"{where}.records.rows")
     site = _numbers(data, "site", np.int32, None, f"{where}.records")
     n_rows, n = len(counts), len(site)
-    if (n_rows and counts.min() < 0) or int(counts.sum()) != n or data.get("count") != n:
+    # Each count is bounded before they are added up, so that the sum cannot wrap.
+    fits = n_rows == 0 or (counts.min() >= 0 and counts.max() <= n)
+    if not fits or int(counts.sum()) != n or data.get("count") != n:
         raise TraceError("bad-report", f"{where}.records: count, rows.count and site disagree")
 
     def per_row(name: str, dtype: Any, default: int | None = None) -> NDArray[Any]:
@@ -154,15 +156,15 @@ def _read_records(data: Mapping[str, Any], where: str) -> Trace:
     time = per_record("time", np.int64) + int(data.get("time_base") or 0)
     table = Rows(per_row("global_tid", np.int64), per_row("block", np.int64), per_row("warp", np.int32),
                  per_row("lane", np.int32), per_row("smid", np.int32, -1), per_row("dropped", np.int64, 0),
-                 _mask(rows, "tail_gap", n_rows, where), per_row("origin", np.int64, 0),
-                 _mask(rows, "exact", n_rows, where))
+                 _mask(rows, "tail_gap", n_rows, f"{where}.records.rows"), per_row("origin", np.int64, 0),
+                 _mask(rows, "exact", n_rows, f"{where}.records.rows"))
     sequence = per_record("sequence", np.int64, -1)
     if "first_sequence" in rows:
         starts = np.r_[0, np.cumsum(counts)[:-1]].astype(np.int64)
         sequence = per_row("first_sequence", np.int64)[row] + np.arange(n) - starts[row]
     lane = np.maximum(table.lane, 0)[row] if "lane" not in data else per_record("lane", np.int32)
     return Trace(table, row, site, time, per_record("value", np.uint64, 0), sequence, lane,
-                 _mask(data, "gap", n, where))
+                 _mask(data, "gap", n, f"{where}.records"))
 
 
 def _numbers(data: Mapping[str, Any], name: str, dtype: Any, length: int | None, where: str,

@@ -46,9 +46,8 @@ def duration(value: float | None, unit: str) -> str:
         return "-"
     steps = (("ns", 1.0), ("µs", 1e3), ("ms", 1e6), ("s", 1e9)) if unit == "ns" else (
         ("cyc", 1.0), ("k cyc", 1e3), ("M cyc", 1e6), ("G cyc", 1e9))
-    # Rounding decides, so that 999.996 ns reads as 1.00 µs and not as 1000.00 ns.
-    fitting = [step for step in steps if round(abs(value) / step[1], 2) >= 1] or [steps[0]]
-    name, scale = fitting[-1]
+    # What rounds to 1000 moves on: 999.996 ns reads as 1.00 µs and not as 1000.00 ns.
+    name, scale = next((step for step in steps if round(abs(value) / step[1], 2) < 1000), steps[-1])
     if scale == 1.0 and float(value).is_integer():
         return f"{int(value)} {name}"
     return f"{value / scale:.2f} {name}"

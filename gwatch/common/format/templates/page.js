@@ -28,8 +28,7 @@
   function duration(value, unit) {
     const steps = unit === "ns" ? [["ns", 1], ["µs", 1e3], ["ms", 1e6], ["s", 1e9]]
       : [["cyc", 1], ["k cyc", 1e3], ["M cyc", 1e6], ["G cyc", 1e9]];
-    let best = steps[0];
-    for (const step of steps) if (Math.round(Math.abs(value) / step[1] * 100) / 100 >= 1) best = step;
+    const best = steps.find((step) => Math.round(Math.abs(value) / step[1] * 100) < 100000) || steps[3];
     if (best[1] === 1 && Number.isInteger(value)) return value + " " + best[0];
     return (value / best[1]).toFixed(2) + " " + best[0];
   }

@@ -1,0 +1,241 @@
+"""``gwatch show``: default and single views, narrowing, JSON, errors; text compared with golden files."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from format_synth import REGIONS, ROLES, many, result_of, specialised
+
+from gwatch.cli.main import main
+from gwatch.common.format import File, Section, Section_IntraKernelTrace
+from gwatch.common.format.run import run_of
+from gwatch.common.format.select import apply_selection, format_token, kernel_tag, parse_ranges, parse_token
+from gwatch.common.format.text import duration
+from gwatch.errors import TraceError
+
+GOLDEN = Path(__file__).parent / "golden"
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def saved(tmp_path, *results, regions=REGIONS, roles=ROLES, name="trace.json"):
+    file, section = File("t", generated_at="2026-01-02 03:04:05"), Section_IntraKernelTrace(row_form=False)
+    for result in results:
+        section.add_run(result, regions, roles)
+    file.add_section(section)
+    file.render(tmp_path / name)
+    return str(tmp_path / name)
+
+
+def show(capsys, *arguments):
+    """(exit code, stdout, stderr) of ``gwatch show``."""
+    code = main(["show", *arguments])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+@pytest.mark.parametrize(("name", "result", "regions", "roles", "flags"), [
+    ("default", specialised(blocks=2, warps=4, iterations=6), REGIONS, ROLES, []),
+    ("drops", specialised(blocks=2, warps=4, iterations=6, keep=7), REGIONS, ROLES, ["--stats", "--bubbles"]),
+    ("points", specialised(blocks=1, warps=4, iterations=6), None, None, []),
+    ("views", specialised(blocks=2, warps=4, iterations=6), REGIONS, ROLES,
+     ["--concurrency", "--outliers", "--longest-bubble", "--longest", "store"]),
+    ("human", specialised(blocks=1, warps=3, iterations=3), REGIONS, ROLES, ["--human", "--timeline"]),
+])
+def test_text_views_are_the_golden_ones(name, result, regions, roles, flags, tmp_path, monkeypatch, capsys):
+    saved(tmp_path, result, regions=regions, roles=roles)
+    monkeypatch.chdir(tmp_path)
+    code, out, err = show(capsys, "trace.json", *flags)
+    assert (code, err) == (0, "")
+    golden = GOLDEN / f"show_{name}.txt"
+    if os.environ.get("GWATCH_UPDATE_GOLDEN"):
+        golden.write_text(out, encoding="utf-8")
+    assert out == golden.read_text(encoding="utf-8")
+
+
+def test_the_default_view_is_short_plain_and_led_by_the_verdict(tmp_path, capsys):
+    result = many(n_rows=4096, per_row=40)
+    result["kernel_prototype"] = "_ZN" + "9cutlass_x" * 300 + "Ev"
+    result["warnings"] = [f"[w{i}] something long " + "x" * 300 for i in range(9)]
+    result["sites"] = [{"site_id": i, "index": i, "instruction": "I" * 200, "line": "f.cu:1"} for i in range(200)]
+    result["records"]["site"] = np.arange(len(result["records"])) % 200
+    regions = [(i, i + 1, f"phase number {i} \x1b[31m") for i in range(60)]
+    path = saved(tmp_path, result, regions=regions, roles={r[2]: f"role of {r[0]}" for r in regions})
+    code, out, _ = show(capsys, path)
+    lines = out.splitlines()
+    assert code == 0
+    assert lines[0].startswith("trustworthy: ")
+    assert len(lines) <= 120 and len(out.encode()) <= 20_000
+    assert out.isascii() and "\x1b" not in out
+    assert lines[-1].startswith("  gwatch show ") and "Next" in lines
+
+
+def test_the_last_lines_are_commands_that_run(tmp_path, capsys):
+    folder = tmp_path / "a folder's"
+    folder.mkdir()
+    path = saved(folder, specialised())
+    _, out, _ = show(capsys, path)
+    commands = [line.strip() for line in out.split("\nNext\n")[1].splitlines()]
+    assert len(commands) >= 3
+    for command in commands:
+        rest = command.removeprefix("gwatch ")
+        done = subprocess.run(["bash", "-c", f"{sys.executable} -m gwatch {rest}"], cwd=ROOT, capture_output=True,
+                              text=True, check=False)
+        assert (done.returncode, done.stderr) == (0, ""), command
+
+
+def test_json_stands_alone_and_has_every_table(tmp_path, capsys):
+    path = saved(tmp_path, specialised(keep=9))
+    code, out, err = show(capsys, path, "--json", "--block", "1-2")
+    data = json.loads(out)
+    assert (code, err) == (0, "")
+    assert list(data)[:4] == ["kernel_prototype", "verdict", "compile_results", "launch"]
+    assert data["launch"] == {"grid_dim": [4, 1, 1], "block_dim": [256, 1, 1], "block_size": 256, "warp_size": 32}
+    assert {"scope_labels", "n_threads", "n_records", "t_min", "t_max", "scope_stats", "site_stats", "region_stats",
+            "pipeline_summary", "longest_bubbles", "concurrency", "scope_roles", "unmatched_starts",
+            "unmatched_ends"} <= set(data)
+    assert data["n_records"] == 2 * 8 * 9
+    assert data["filtered"] is True
+    assert data["verdict"]["trustworthy"] == "no"
+    full = json.loads(show(capsys, path, "--json")[1])
+    assert (full["filtered"], full["n_records"]) == (False, 4 * 8 * 9)
+
+
+def test_a_token_narrows_show_and_json_alike(tmp_path, capsys):
+    result = specialised()
+    path, run = saved(tmp_path, result), run_of(result, REGIONS, ROLES)
+    token = format_token(run, 500, 900, "warp", ((8, 9),), ("load", "math"))
+    code, out, err = show(capsys, path, "--select", token, "--json")
+    data = json.loads(out)
+    assert (code, err) == (0, "")
+    t0, t1 = run.time_range[0] + 500, run.time_range[0] + 900
+    wanted = [(s, e) for r, s, e, k in zip(run.intervals.row, run.intervals.start, run.intervals.end, run.scope,
+                                           strict=True) if r in (8, 9) and k < 2 and s <= t1 and e >= t0]
+    assert sum(s["count"] for s in data["scope_stats"]) == len(wanted) > 0
+    assert data["scope_labels"] == ["load", "math"]
+    code, out, _ = show(capsys, path, "--select", token)
+    assert code == 0 and "b1 w0" in out and "b1 w1" in out and "b1 w2" not in out
+
+
+@pytest.mark.parametrize(("flags", "rows"), [
+    (["--block", "0,3"], 16), (["--block", "[1,2],[3,3]"], 24), (["--warp", "0"], 4),
+    (["--tid", "0-31"], 1), (["--tid", "40"], 1), (["--warp", "1-2", "--block", "2"], 2)])
+def test_filters_choose_rows(flags, rows, tmp_path, capsys):
+    data = json.loads(show(capsys, saved(tmp_path, specialised()), "--json", *flags)[1])
+    assert data["n_rows"] == rows
+
+
+def test_a_time_window_keeps_overlapping_intervals_and_hides_site_tables(tmp_path, capsys):
+    result = result_of({(0, 0): [(0, 100), (1, 200), (0, 300), (1, 400), (0, 500), (1, 600)]}, (1, 1, 1), (32, 1, 1))
+    path = saved(tmp_path, result, regions=[(0, 1, "r")], roles=None)
+    data = json.loads(show(capsys, path, "--json", "--stime", "150", "--etime", "300")[1])
+    assert data["scope_stats"][0]["count"] == 2
+    _, out, _ = show(capsys, path, "--stime", "150", "--etime", "300")
+    assert "Per-site records" not in out and "Per-scope stats" in out
+
+
+def test_sorting_and_sampling_the_timeline(tmp_path, capsys):
+    path = saved(tmp_path, specialised(blocks=8))
+
+    def rows(*flags):
+        out = show(capsys, path, "--timeline", *flags)[1].split("Timeline")[1].split("\n\n")[0].splitlines()
+        return [" ".join(line.split()[2:4]) for line in out[2:]]
+
+    assert len(rows()) == 32 and len(rows("--sample", "0")) == 64 and len(rows("--sample", "5")) == 5
+    assert rows("--sample", "0", "--sort-by", "tid") == [f"b{b} w{w}" for b in range(8) for w in range(8)]
+    run = run_of(specialised(blocks=8), REGIONS, ROLES)
+    busiest = max(range(64), key=lambda r: sum(
+        int(e - s) for q, s, e, k in zip(run.intervals.row, run.intervals.start, run.intervals.end, run.scope,
+                                         strict=True) if q == r and run.labels[k] == "math"))
+    assert rows("--sample", "0", "--sort-by", "math")[0] == f"b{busiest // 8} w{busiest % 8}"
+
+
+@pytest.mark.parametrize(("flags", "code"), [
+    (["--run", "3"], "bad-run"), (["--run", "-1"], "bad-run"), (["--run", "x"], "bad-number"),
+    (["--tid", "foo"], "bad-range"), (["--block", "3-1"], "bad-range"), (["--warp", "0-"], "bad-range"),
+    (["--block", "1,"], "bad-range"), (["--block", "99"], "no-rows"), (["--select", "gwtrace/2 x"], "bad-token"),
+    (["--select", "gwtrace/1 kernel=other#0000 t=0:9ns"], "other-kernel"),
+    (["--select", "gwtrace/1 kernel=KERNEL t=0:9cyc"], "bad-token"),
+    (["--select", "gwtrace/1 kernel=KERNEL t=0:9ns lane=core:3"], "bad-token"),
+    (["--select", "gwtrace/1 kernel=KERNEL t=0:9ns scopes=nope"], "no-scope"),
+    (["--stime", "soon"], "bad-number"), (["--stime", "9", "--etime", "3"], "bad-range"),
+    (["--sort-by", "colour"], "bad-sort"), (["--longest", "nope"], "no-scope"), (["--sample", "-2"], "bad-number")])
+def test_bad_arguments_are_one_line_and_exit_2(flags, code, tmp_path, capsys):
+    path = saved(tmp_path, specialised())
+    flags = [f.replace("KERNEL", kernel_tag("_Z4gemmPKfS0_Pf")) for f in flags]
+    status, out, err = show(capsys, path, *flags)
+    assert (status, out) == (2, "")
+    assert err.count("\n") == 1 and f"[{code}]" in err
+
+
+def test_bad_files_are_one_line_and_exit_2(tmp_path, capsys):
+    file = File()
+    file.add_section(Section("raw", {}, "Section_Other"))
+    file.render(tmp_path / "other.json")
+    file.add_section(Section_IntraKernelTrace())
+    file.render(tmp_path / "empty.json")
+    (tmp_path / "bad.json").write_text("{")
+    for name, code in (("none.json", "no-file"), ("bad.json", "bad-json"), ("other.json", "no-section"),
+                       ("empty.json", "no-run"), (".", "no-file")):
+        status, out, err = show(capsys, str(tmp_path / name))
+        assert (status, out, err.count("\n")) == (2, "", 1) and f"[{code}]" in err
+
+
+def test_a_trace_without_records_exits_3_and_says_so(tmp_path, capsys):
+    result = specialised()
+    result["records"] = result["records"][:0]
+    status, out, _ = show(capsys, saved(tmp_path, result))
+    assert status == 3
+    assert out.splitlines()[0].startswith("trustworthy: no") and "  - no records" in out
+
+
+def test_other_runs_are_shown_by_number(tmp_path, capsys):
+    path = saved(tmp_path, specialised(), specialised(blocks=2, kernel_prototype="second"))
+    assert "Kernel         second\nRun            1 of 2" in show(capsys, path, "--run", "1")[1]
+
+
+def test_show_imports_no_gpu_code(tmp_path):
+    path = saved(tmp_path, specialised())
+    code = ("import sys; from gwatch.cli.main import main; main(['show', sys.argv[1]]);"
+            "bad = [m for m in sys.modules if m.split('.')[0] in ('cuda', 'torch', 'lark', 'elftools', 'rich')"
+            " or m.startswith(('gwatch.cuda', 'gwatch.sass', 'gwatch.rewrite'))]; assert not bad, bad")
+    done = subprocess.run([sys.executable, "-c", code, path], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(("value", "unit", "text"), [
+    (0, "ns", "0 ns"), (999, "ns", "999 ns"), (999.996, "ns", "1.00 µs"), (999.99, "ns", "999.99 ns"),
+    (4060, "ns", "4.06 µs"), (2_500_000, "ns", "2.50 ms"), (3e9, "ns", "3.00 s"), (12, "cyc", "12 cyc"),
+    (1234.5, "cyc", "1.23 k cyc"), (2e6, "cyc", "2.00 M cyc"), (None, "ns", "-"), (np.int64(7), "ns", "7 ns")])
+def test_durations_read_well(value, unit, text):
+    assert duration(value, unit) == text
+
+
+def test_ranges_and_tokens_read_back():
+    assert parse_ranges("0-3,5", "x") == ((0, 3), (5, 5))
+    assert parse_ranges(" [0,31],[64, 95] ", "x") == ((0, 31), (64, 95))
+    assert parse_ranges("7,8-9,[1,2]", "x") == ((7, 7), (8, 9), (1, 2))
+    for bad in ("", ",", "1,,2", "a", "1-", "[1,2", "3-2", "1 2"):
+        with pytest.raises(TraceError, match=r"\[bad-range\]"):
+            parse_ranges(bad, "x")
+    run = run_of(specialised(), REGIONS)
+    token = format_token(run, 5, 90, "block", ((0, 1), (3, 3)), ("load",))
+    selection = parse_token(token)
+    assert (selection.t0, selection.t1, selection.level, selection.ids, selection.scopes) == (
+        5, 90, "block", ((0, 1), (3, 3)), ("load",))
+    assert np.unique(apply_selection(run, selection).trace.rows.block).tolist() == [0, 1, 3]
+    group = parse_token(format_token(run, 0, 9000, "warpgroup", ((3, 3),)))
+    rows = apply_selection(run, group).trace.rows
+    assert (rows.block.tolist(), rows.warp.tolist()) == ([1] * 4, [4, 5, 6, 7])
+
+
+def test_the_kernel_tag_is_the_known_hash():
+    # By hand: h = h * 31 + code, on 32 bits, "ab" -> 97 * 31 + 98 = 3105 = 0xc21.
+    assert kernel_tag("ab") == "ab#0c21"
+    assert kernel_tag("void f<int>(x)").startswith("void#")
+    assert kernel_tag("9x" + "y" * 40).split("#")[0] == "x" + "y" * 23
