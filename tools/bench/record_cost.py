@@ -111,15 +111,37 @@ def chain(path: Path, rounds: int) -> list[dict[str, Any]]:
         for shape, size in SHAPES.items():
             plain = Loop(path, kernel, size, ring)
             base = plain.run()
-            others = [] if kernel != "chain_plain" else [(f"by hand: {n}", path, f"chain_{n}") for n in HAND_WRITTEN]
+            others = (
+                []
+                if kernel != "chain_plain"
+                else [(f"by hand: {n}", path, f"chain_{n}") for n in HAND_WRITTEN]
+            )
             others += [(f"gwatch: {name}", plan.data, kernel) for name, plan in plans.items()]
             for name, image, which in others:
                 extra, spread = cost(plain, Loop(image, which, size, ring), rounds)
-                rows.append({"loop": kernel, "shape": shape, "base": base, "recorder": name, "cycles": extra,
-                             "spread": spread})
-            extra, spread = cost(plain, Loop(plans["sm thread"].data, kernel, size, ring), rounds, armed=False)
-            rows.append({"loop": kernel, "shape": shape, "base": base, "recorder": "gwatch: unarmed", "cycles": extra,
-                         "spread": spread})
+                rows.append(
+                    {
+                        "loop": kernel,
+                        "shape": shape,
+                        "base": base,
+                        "recorder": name,
+                        "cycles": extra,
+                        "spread": spread,
+                    }
+                )
+            extra, spread = cost(
+                plain, Loop(plans["sm thread"].data, kernel, size, ring), rounds, armed=False
+            )
+            rows.append(
+                {
+                    "loop": kernel,
+                    "shape": shape,
+                    "base": base,
+                    "recorder": "gwatch: unarmed",
+                    "cycles": extra,
+                    "spread": spread,
+                }
+            )
         rows.append({"loop": kernel, "facts": {name: facts(plan, 1024) for name, plan in plans.items()}})
     return rows
 
@@ -133,7 +155,9 @@ def copy_bandwidth(path: Path, rounds: int) -> dict[str, Any]:
     source[...] = cupy.arange(elements * 4, dtype=cupy.uint32)
     images = {"plain": path.read_bytes()}
     for name, warp in (("sm thread", False), ("sm warp", True)):
-        images[name] = plan_trace(cubin, "copy", [SassTraceSite(head, warp_level=warp)], clock="sm", depth=32).data
+        images[name] = plan_trace(
+            cubin, "copy", [SassTraceSite(head, warp_level=warp)], clock="sm", depth=32
+        ).data
     launchers = {name: Launcher(image, "copy") for name, image in images.items()}
     times: dict[str, list[float]] = {name: [] for name in images}
     for _ in range(rounds):
@@ -160,14 +184,27 @@ def tensor_core_product(passes: int) -> dict[str, Any]:
     definition = capture_kernel(run, "matmul_kernel")
     texts = [i.str(flatten=True) for i in definition.list_instructions]
     site = next(i for i, text in enumerate(texts) if "GMMA" in text or text.startswith("HMMA"))
-    result = do_trace(fn=run, kernel_name_pattern="matmul_kernel", instrumentation_tier="sass",
-                      sass_trace_sites=[SassTraceSite(site, warp_level=True)], clock_type="sm", passes=passes)
+    result = do_trace(
+        fn=run,
+        kernel_name_pattern="matmul_kernel",
+        instrumentation_tier="sass",
+        sass_trace_sites=[SassTraceSite(site, warp_level=True)],
+        clock_type="sm",
+        passes=passes,
+    )
     launch = result["launches"][0]
     plain, slowdown = launch["slowdown"]["plain_ns"], launch["slowdown"]["median"]
     work = 2 * size**3
-    return {"plain_TFLOPs": work / plain / 1e3, "traced_TFLOPs": work / (plain * slowdown) / 1e3,
-            "slowdown": slowdown, "records": len(result["records"]), "dropped": result["dropped"],
-            "registers": dict(result["registers"]), "occupancy": dict(result["occupancy"]), "site": texts[site][:60]}
+    return {
+        "plain_TFLOPs": work / plain / 1e3,
+        "traced_TFLOPs": work / (plain * slowdown) / 1e3,
+        "slowdown": slowdown,
+        "records": len(result["records"]),
+        "dropped": result["dropped"],
+        "registers": dict(result["registers"]),
+        "occupancy": dict(result["occupancy"]),
+        "site": texts[site][:60],
+    }
 
 
 def main() -> int:
@@ -178,8 +215,10 @@ def main() -> int:
     rounds = 5 if args.quick else 15
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "cost.cubin"
-        subprocess.run(["nvcc", "-cubin", "-arch=sm_90", "-o", str(path), str(Path(__file__).with_name("cost.cu"))],
-                       check=True)
+        subprocess.run(
+            ["nvcc", "-cubin", "-arch=sm_90", "-o", str(path), str(Path(__file__).with_name("cost.cu"))],
+            check=True,
+        )
         rows = chain(path, rounds)
         copied = copy_bandwidth(path, rounds)
     product = tensor_core_product(rounds)
@@ -189,12 +228,17 @@ def main() -> int:
     for kernel in ("chain_plain", "issue_bound"):
         mine = [row for row in rows if row["loop"] == kernel and "shape" in row]
         bases = {row["shape"]: row["base"] for row in mine}
-        print(f"{kernel}: extra cycles per record (base trip: "
-              + ", ".join(f"{shape} {base:.0f}" for shape, base in bases.items()) + ")")
+        print(
+            f"{kernel}: extra cycles per record (base trip: "
+            + ", ".join(f"{shape} {base:.0f}" for shape, base in bases.items())
+            + ")"
+        )
         for name in dict.fromkeys(row["recorder"] for row in mine):
             cells = [f"{row['cycles']:8.1f} ±{row['spread']:.1f}" for row in mine if row["recorder"] == name]
             print(f"  {name:28}" + "".join(f"{cell:>16}" for cell in cells))
-        for name, text in next(row["facts"] for row in rows if row["loop"] == kernel and "facts" in row).items():
+        for name, text in next(
+            row["facts"] for row in rows if row["loop"] == kernel and "facts" in row
+        ).items():
             print(f"  {name}: {text}")
     print("copy, GB/s:", copied)
     print("tensor-core product:", product)
