@@ -162,12 +162,14 @@ def test_per_sm_clock_is_told_in_cycles_from_zero():
     ({"outputs": "differ (2 of 4 tensors)"}, "no", "computed something else"),
     ({"outputs": None}, "unknown", "outputs not compared"),
     ({"outputs": "not checked: no tensors returned"}, "unknown", "no tensors returned"),
-    ({"outputs": "nondeterministic"}, "unknown", "plain runs differ"),
+    ({"outputs": "nondeterministic"}, "unknown", "plain runs differ already"),
     ({"slowdown": None}, "unknown", "slowdown not measured"),
     ({"slowdown": {"median": 1.3, "low": 1.2, "high": 1.4, "noise": 0.01}}, "no", "slowdown 1.300 is above 1.10"),
     ({"slowdown": {"median": 1.3, "low": 0.9, "high": 1.8, "noise": 0.2}}, "yes", None),
     ({"occupancy": {"before": 2, "after": 1}}, "no", "occupancy fell from 2 to 1"),
     ({"dropped": 12}, "no", "12 records"),
+    ({"outputs": "differ", "outputs_detail": ["c: 3 of 64 bytes differ from both plain passes"]}, "no",
+     "c: 3 of 64 bytes"),
 ])
 def test_the_verdict_names_what_it_holds_against_a_trace(change, word, reason):
     verdict = run_of(specialised(**change), REGIONS).verdict
@@ -192,6 +194,18 @@ def test_drops_are_counted_from_the_records_when_nobody_else_did():
     run = run_of(result, REGIONS)
     assert run.evidence["dropped"] == expected == 2 * 12 * 4 + (2 * 12 + 2) * 28 - 32 * 8
     assert run.verdict.trustworthy == "no"
+    # The math warps made 26 records each.
+    assert run.verdict.reasons[0].endswith("sass_per_thread_records=32 would keep all")
+
+
+def test_the_row_form_is_not_asked_for_where_there_are_records():
+    class Lazy(dict):
+        def __missing__(self, key):
+            raise AssertionError(f"{key} was made for nothing")
+
+    result = Lazy(specialised())
+    del result["trace_results"]
+    assert run_of(result, REGIONS).analysis["n_records"] == 824
 
 
 def test_a_plain_dict_without_evidence_is_not_trusted_blindly():

@@ -18,7 +18,8 @@ from gwatch.common.format.scopes import from_scopes, is_scope_shape
 from gwatch.common.format.verdict import Verdict, judge
 from gwatch.errors import TraceError
 
-EVIDENCE = ("outputs", "dropped", "slowdown", "cost_per_record", "registers", "occupancy")
+EVIDENCE = ("outputs", "outputs_detail", "dropped", "slowdown", "cost_per_record", "registers", "occupancy",
+            "sampled")
 UNITS = {"sm": "cyc"}
 
 
@@ -119,7 +120,17 @@ class Run:
     def verdict(self) -> Verdict:
         regions = tables.region_stats(self.regions, self.paired[1])
         rows = self.trace.rows
-        return judge(self.evidence, len(self.trace), regions, int((rows.dropped > 0).sum()), len(rows))
+        return judge(self.evidence, len(self.trace), regions, int((rows.dropped > 0).sum()), len(rows),
+                     self._depth_needed())
+
+    def _depth_needed(self) -> int | None:
+        """Records per thread (a power of two) that would have kept everything; None without drops or when a
+        row's records came from several lanes, which share nothing but the row."""
+        rows = self.trace.rows
+        if not rows.dropped.any() or not rows.exact.all():
+            return None
+        made = np.bincount(self.trace.row, minlength=len(rows)) + rows.dropped
+        return 1 << (int(made.max()) - 1).bit_length()
 
     @cached_property
     def analysis(self) -> dict[str, Any]:
@@ -183,7 +194,9 @@ def run_of(result: Any, site_regions: Iterable[Any] | None = None,
     and ``[bad-dimension]`` for malformed content, SiteError ``[bad-region]`` for bad regions and ``[bad-
     role]`` for roles of scopes that do not exist.
     """
-    records, rows = lookup(result, "records"), lookup(result, "trace_results")
+    records = lookup(result, "records")
+    # The row form may be expensive to make: it is asked for only where there is nothing better.
+    rows = None if records is not None else lookup(result, "trace_results")
     if records is None and rows is None:
         raise TraceError("empty-result", "the result holds neither records nor trace_results",
                          "trace a kernel first: an empty result means that no launch matched")
@@ -195,10 +208,10 @@ def run_of(result: Any, site_regions: Iterable[Any] | None = None,
     warp_all = compiled.get("record_granularity") == "warp"
     shape = "site"
     regions = parse_regions(site_regions if site_regions is not None else block.get("site_regions"))
-    if isinstance(records, np.ndarray) and records.dtype.names:
-        trace = from_records(records, geometry, _warp_sites(records, sites, warp_all), _lost_after(result))
-    elif rows is None:
+    if rows is None and not (isinstance(records, np.ndarray) and records.dtype.names):
         raise TraceError("bad-records", "records is no structured numpy array")
+    if rows is None:
+        trace = from_records(records, geometry, _warp_sites(records, sites, warp_all), _lost_after(result))
     elif is_scope_shape(rows, compiled):
         trace, regions, shape = *from_scopes(rows, geometry, warp_all), "scope"
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -74,10 +75,17 @@ def timeline_view(run: Run, style: Style, sample: int = SAMPLE, sort_by: str | N
     starts = np.searchsorted(run.intervals.row if scopes else run.trace.row, [shown, shown + 1])
     for head, a, b in zip(heads, starts[0], starts[1], strict=True):
         cells = (_scope_cells if scopes else _site_cells)(run, slice(a, b), low, high)
-        text = "".join(gap if c < 0 else style.scope(glyphs[c % len(glyphs)], c) if scopes else str(c % 10)
-                       for c in cells.tolist())
+        text = "".join(_stretch(code, len(list(same)), glyphs, gap, scopes, style)
+                       for code, same in groupby(cells.tolist()))
         lines.append(f"{style.clean(head):{width}} {text}")
     return lines
+
+
+def _stretch(code: int, length: int, glyphs: str, gap: str, scopes: bool, style: Style) -> str:
+    """``length`` equal cells."""
+    if code < 0:
+        return gap * length
+    return style.scope(glyphs[code % len(glyphs)] * length, code) if scopes else str(code % 10) * length
 
 
 def _edges(low: int, high: int) -> NDArray[Any]:

@@ -27,11 +27,13 @@ class Verdict:
 
 
 def judge(evidence: Mapping[str, Any], n_records: int, region_stats: Sequence[Mapping[str, Any]],
-          rows_with_drops: int, n_rows: int) -> Verdict:
-    """Verdict over ``evidence`` (keys outputs, dropped, slowdown, cost_per_record, registers, occupancy)."""
+          rows_with_drops: int, n_rows: int, depth_needed: int | None = None) -> Verdict:
+    """Verdict over ``evidence`` (keys outputs, outputs_detail, dropped, slowdown, cost_per_record, registers,
+    occupancy); ``depth_needed`` is the record budget per thread that would have kept everything, if known.
+    """
     against: list[str] = []
     missing: list[str] = []
-    parts = [_outputs(evidence.get("outputs"), against, missing)]
+    parts = [_outputs(evidence.get("outputs"), evidence.get("outputs_detail") or (), against, missing)]
     dropped = int(evidence.get("dropped") or 0)
     parts.append(f"dropped {dropped}")
     if n_records == 0:
@@ -39,7 +41,8 @@ def judge(evidence: Mapping[str, Any], n_records: int, region_stats: Sequence[Ma
     if dropped:
         share = dropped / (dropped + n_records)
         rows = f" in {rows_with_drops} of {n_rows} rows" if rows_with_drops else ""
-        against.append(f"{dropped} records ({share:.1%}){rows} were dropped: totals are incomplete")
+        cure = f"; sass_per_thread_records={depth_needed} would keep all" if depth_needed else ""
+        against.append(f"{dropped} records ({share:.1%}){rows} were dropped: totals are incomplete{cure}")
     elif evidence.get("dropped") is None:
         missing.append("drops not counted")
     parts.append(_slowdown(evidence.get("slowdown"), against, missing))
@@ -59,18 +62,20 @@ def judge(evidence: Mapping[str, Any], n_records: int, region_stats: Sequence[Ma
     return Verdict(word, line, (*against, *missing))
 
 
-def _outputs(outputs: Any, against: list[str], missing: list[str]) -> str:
+def _outputs(outputs: Any, details: Sequence[Any], against: list[str], missing: list[str]) -> str:
     if not outputs:
         missing.append("outputs not compared")
         return "outputs not checked"
     text = str(outputs)
+    word, _, why = text.partition(":")
+    which = f" ({details[0]})" if len(details) and not why else ""
     if text.startswith("differ"):
-        against.append(f"outputs {text}: the traced kernel computed something else")
-    elif not text.startswith(("identical", "nondeterministic")):
-        missing.append(f"outputs {text}")
+        against.append(f"outputs {text}: the traced kernel computed something else{which}")
     elif text.startswith("nondeterministic"):
-        missing.append("outputs of two plain runs differ, so the traced run's could not be checked")
-    return f"outputs {text}"
+        missing.append(f"outputs of plain runs differ already, so the traced run's prove little{which}")
+    elif not text.startswith("identical"):
+        missing.append(f"outputs {text}")
+    return f"outputs {word.strip()}"
 
 
 def _slowdown(slowdown: Any, against: list[str], missing: list[str]) -> str:
