@@ -173,6 +173,7 @@ def fit_anchor(cycles: Ints, ns: Ints, sm: npt.NDArray[Any]) -> AnchorFit:
         slopes.append((np.diff(curve.values) / lengths)[lengths >= 0.1 * lengths.max()])
     res = np.concatenate(residuals)
     all_slopes = np.concatenate(slopes)
+    all_slopes = all_slopes[all_slopes > 0] if (all_slopes > 0).any() else np.array([rate])
     report = AnchorReport(
         pairs=len(cycles),
         outliers=outliers,
@@ -251,7 +252,8 @@ def _fit_curve(c0: int, c: Floats, n: Floats, rate: float, step: int) -> tuple[_
     margin = 1000.0
     knots = [knots[0] - margin, *knots, knots[-1] + margin]
     values = [values[0] - margin * rate, *values, values[-1] + margin * rate]
-    return _Curve(c0, np.asarray(knots), np.asarray(values)), keep
+    # Where two lines meet they may disagree by a timer step; time still never runs backwards.
+    return _Curve(c0, np.asarray(knots), np.maximum.accumulate(np.asarray(values))), keep
 
 
 @dataclass(frozen=True, slots=True)
