@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
+from collections import Counter
 
 _ELF64_HEADER, _SECTION_ENTRY, _PROGRAM_ENTRY, _NOBITS = 64, 64, 56, 8
 
@@ -47,6 +48,7 @@ class ImageStore:
     def __init__(self) -> None:
         self._seen: list[bytes] = []
         self._by_handle: dict[int, bytes] = {}
+        self._loads: Counter[int] = Counter()
         self._swapped: dict[int, bytes] = {}
         self._swaps: list[tuple[bytes, ctypes.Array[ctypes.c_char]]] = []
 
@@ -58,6 +60,7 @@ class ImageStore:
 
     def loaded(self, handle: int, image: bytes | None, *, swapped: bool = False) -> None:
         """A load call returned ``handle`` (a CUmodule or CUlibrary) for ``image``."""
+        self._loads[handle] += 1
         if image is not None:
             self._by_handle[handle] = image
             if swapped:
@@ -86,6 +89,10 @@ class ImageStore:
         self._swaps.clear()
         swapped, self._swapped = self._swapped, {}
         return swapped
+
+    def loads(self, handle: int) -> int:
+        """How often a load returned this handle: handles of unloaded modules are used again."""
+        return self._loads[handle]
 
     def by_handle(self, handle: int) -> bytes | None:
         """Image of a CUmodule or CUlibrary whose load was seen."""

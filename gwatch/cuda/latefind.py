@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import gc
 import mmap
+import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -88,9 +89,10 @@ def find_image(symbol: str, facts: HandleFacts, store: ImageStore) -> FoundImage
     owned = _triton_image(facts.handle)
     if owned is not None and has_kernel(owned, symbol):
         return FoundImage(owned, "Triton's compiled kernel")
-    sources: list[tuple[str, Callable[[], list[bytes]]]] = [
+    sources: list[tuple[str, Callable[[], Iterable[bytes]]]] = [
         ("seen at load", lambda: store.with_kernel(symbol)),
-        ("fat binary of a mapped library", lambda: list(fatbin_images(symbol, facts.binary_version))),
+        ("CuPy's module file or kernel cache", lambda: cupy_images(symbol)),
+        ("fat binary of a mapped library", lambda: fatbin_images(symbol, facts.binary_version)),
     ]
     for origin, candidates in sources:
         fitting = [image for image in candidates() if _fits(image, symbol, facts)]
@@ -98,7 +100,8 @@ def find_image(symbol: str, facts: HandleFacts, store: ImageStore) -> FoundImage
             return FoundImage(_only(fitting, symbol), origin)
     raise TraceError(
         "image-not-found",
-        f"{symbol} was loaded before gwatch could see it, and no mapped library's fat binary holds it",
+        f"{symbol} was loaded before gwatch could see it, and no mapped library's fat binary, Triton object or "
+        "CuPy cache holds it",
         "put these two lines before the import or call that loads it: `import gwatch.libpygwatch` and "
         "`gwatch.libpygwatch.init_cupti_hooks()`",
     )
@@ -129,7 +132,7 @@ def _fits(image: bytes, symbol: str, facts: HandleFacts) -> bool:
 
 
 def _triton_image(handle: int) -> bytes | None:
-    """The cubin of the Triton object whose function handle this is, if Triton is in use."""
+    """The cubin of the Triton (or Inductor) object whose function handle this is, if Triton is in use."""
     if "triton" not in sys.modules:
         return None
     for candidate in gc.get_objects():
@@ -142,7 +145,36 @@ def _triton_image(handle: int) -> bytes | None:
         image = assembly.get("cubin") if assembly is not None else getattr(candidate, "cubin_raw", None)
         if isinstance(image, bytes):
             return image
+        path = getattr(candidate, "cubin_path", None)
+        if path is not None:
+            return _read(Path(path))
     return None
+
+
+def cupy_images(symbol: str) -> Iterator[bytes]:
+    """ELF images with the kernel among the files of CuPy's modules and in its kernel cache, if it is in use."""
+    if "cupy" not in sys.modules:
+        return
+    paths = [
+        Path(path)
+        for candidate in gc.get_objects()
+        if type(candidate).__name__ == "RawModule" and (path := getattr(candidate, "file_path", None))
+    ]
+    cache = Path(os.environ.get("CUPY_CACHE_DIR") or Path.home() / ".cupy" / "kernel_cache")
+    if cache.is_dir():
+        paths += sorted(path for path in cache.iterdir() if path.suffix == ".cubin")
+    for path in dict.fromkeys(paths):
+        data = _read(path) or b""
+        start = data.find(b"\x7fELF")  # cached files start with a checksum
+        if start >= 0 and has_kernel(data, symbol):
+            yield data[start:]
+
+
+def _read(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return None
 
 
 def fatbin_images(symbol: str, binary_version: int | None) -> Iterator[bytes]:

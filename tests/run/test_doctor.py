@@ -131,7 +131,7 @@ def test_cupti_places_name_their_origin(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert any(
         place.path == str(library) and place.found and place.origin == "CUDA toolkit" for place in places
     )
-    monkeypatch.setattr(cupti, "candidates", lambda: [])
+    monkeypatch.setattr(cupti, "candidates", list)
     monkeypatch.setattr(cupti, "_SONAMES", ("libnosuch.so.13",))
     with pytest.raises(ToolError, match=r"\[cupti-missing\]"):
         cupti.load()

@@ -23,7 +23,7 @@ class Status(enum.IntEnum):
 
 
 def bindings(**functions: Any) -> Any:
-    handles = {name: int for name in ("CUdeviceptr", "CUstream", "CUkernel", "CUfunction", "CUlibrary")}
+    handles = dict.fromkeys(("CUdeviceptr", "CUstream", "CUkernel", "CUfunction", "CUlibrary"), int)
     return SimpleNamespace(**{**handles, **functions})
 
 

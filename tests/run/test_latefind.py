@@ -13,7 +13,7 @@ import pytest
 from gwatch.cuda import cupti, latefind
 from gwatch.cuda.binary.cubin import Cubin
 from gwatch.cuda.images import ImageStore, elf_extent, has_kernel
-from gwatch.cuda.latefind import HandleFacts, fatbin_images, find_image
+from gwatch.cuda.latefind import HandleFacts, cupy_images, fatbin_images, find_image
 from gwatch.errors import TraceError
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples/cuda/trace/matmul_sm90.cubin"
@@ -146,6 +146,28 @@ def test_a_triton_object_is_found_by_its_handle(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(sys.modules, "triton", object())  # type: ignore[arg-type]
     found = find_image("matmul", facts(99), ImageStore())
     assert found.data == kept[0].asm["cubin"] and found.origin == "Triton's compiled kernel"
+
+
+class RawModule:
+    """Looks like CuPy's object of that name."""
+
+    def __init__(self, path: Path) -> None:
+        self.file_path = str(path)
+
+
+def test_cupy_modules_and_its_cache_are_searched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    (cache / "a.cubin").write_bytes(b"0123456789abcdef" * 2 + changed(IMAGE))
+    (cache / "b.txt").write_bytes(IMAGE)
+    (cache / "c.cubin").write_bytes(b"something else")
+    monkeypatch.setenv("CUPY_CACHE_DIR", str(cache))
+    assert list(cupy_images("matmul")) == []
+    monkeypatch.setitem(sys.modules, "cupy", object())  # type: ignore[arg-type]
+    assert list(cupy_images("matmul")) == [changed(IMAGE)]
+    kept = RawModule(EXAMPLE)
+    assert list(cupy_images("matmul")) == [Path(kept.file_path).read_bytes(), changed(IMAGE)]
+    assert list(cupy_images("nothing")) == []
 
 
 class Queries:

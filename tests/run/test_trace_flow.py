@@ -20,6 +20,7 @@ from fakes import FakeDriver, packed
 from ringsim import Clocks, Writer, site, site_map
 
 from gwatch.cuda import capture, cupti
+from gwatch.cuda.binary.constants import ModuleObject
 from gwatch.cuda.driver import BINARY_VERSION, MAX_DYNAMIC_SHARED, MAX_THREADS, NUM_REGS
 from gwatch.cuda.trace import do_trace as do_trace_by_the_old_path
 from gwatch.cuda.xtrace import SassTraceSite, capture_cubin, capture_kernel, do_trace, prepare
@@ -161,7 +162,8 @@ def trace(machine: Machine, fn: Callable[[], Any] | None = None, **options: Any)
 
 def left_clean(machine: Machine) -> bool:
     """Hooks off, every descriptor unarmed, rings freed (the output and the descriptors stay)."""
-    descriptors = [address for address, _ in machine.driver.globals.values()]
+    found = machine.driver.globals.items()
+    descriptors = [address for (_, name), (address, _) in found if name == "gwatch_ring_k"]
     unarmed = all(machine.driver.read(address, 8) == bytes(8) for address in descriptors)
     leftover = set(machine.driver.memory) - set(descriptors) - {machine.output}
     return unarmed and not leftover and not machine.cupti.subscribed and not machine.hooks.installed
@@ -336,6 +338,60 @@ def test_launches_that_change_between_passes_are_an_error(machine: Machine) -> N
     grids = iter([(2, 1, 1)] * 2 + [(3, 1, 1)] * 9)
     with pytest.raises(TraceError, match=r"\[launch-changed\]"):
         trace(machine, lambda: machine.launch(grid=next(grids)))
+    assert left_clean(machine)
+
+
+@pytest.mark.parametrize("stateful", [False, True])
+def test_a_module_loaded_anew_in_every_pass_is_fine_only_without_variables(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, stateful: bool
+) -> None:
+    if stateful:
+        variable = ModuleObject(1, "counter", ".nv.global", 0, 4, True)
+        monkeypatch.setattr(prepare, "globals_reached", lambda cubin, kernel: [variable])
+        monkeypatch.setattr(prepare, "bind_globals", lambda image, addresses: image)
+        machine.driver.globals[machine.module, "counter"] = (0x5000, 4)
+
+    def fn() -> None:
+        machine.hooks.images.loaded(machine.module, machine.image)  # the handle is handed out again
+        machine.launch()
+
+    if not stateful:
+        assert len(trace(machine, fn, passes=1).records) == 2 * 48 * 3
+        return
+    with pytest.raises(TraceError, match=r"\[module-changed\]"):
+        trace(machine, fn)
+    assert left_clean(machine)
+    machine.ran.clear()
+    assert len(trace(machine, passes=1).records) == 2 * 48 * 3
+
+
+def test_constants_are_copied_before_the_launch_and_refused_while_capturing(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original, size = machine.driver.allocate(256), 24
+    machine.driver.write(original, bytes(range(256)))
+    variables = [ModuleObject(1, "gain", ".nv.constant3", 8, 16, True)]
+    monkeypatch.setattr(prepare, "globals_reached", lambda cubin, kernel: variables)
+    monkeypatch.setattr(prepare.KernelDef, "texts", ("MOV R1, c[0x3][0x8]",))
+    machine.driver.globals[machine.module, "gain"] = (original + 8, 16)
+    copies: list[tuple[int, int, int, int]] = []
+    monkeypatch.setattr(machine.driver, "copy_async", lambda *a: copies.append(a))
+    trace(machine, lambda: machine.launch(stream=5), passes=2)
+    assert [(source, count, stream) for _, source, count, stream in copies] == [(original, size, 5)] * 2
+    machine.driver.capturing.add(5)
+    with pytest.raises(TraceError, match=r"\[constant-in-capture\]"):
+        trace(machine, lambda: machine.launch(stream=5))
+    machine.driver.free(original)
+    assert left_clean(machine)
+
+
+def test_a_variable_without_an_address_is_refused_by_name(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    variables = [ModuleObject(1, "hidden", ".nv.global", 0, 4, True)]
+    monkeypatch.setattr(prepare, "globals_reached", lambda cubin, kernel: variables)
+    with pytest.raises(TraceError, match=r"\[variable-hidden\] matmul uses the variable hidden"):
+        trace(machine)
     assert left_clean(machine)
 
 

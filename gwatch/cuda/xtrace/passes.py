@@ -75,6 +75,7 @@ class Slot:
     seen: Seen
     image: bytes
     stateful: bool  # the kernel reaches module variables: only the very same module will do
+    loads: int = 0  # how often the module's handle had been handed out when its addresses were taken
     patched: PatchedKernel | None = None
     ring: Ring | None = None
     constants: tuple[int, int, int] | None = None  # (patched bank, original bank, bytes)
@@ -153,16 +154,17 @@ class PassObserver:
             self.times[index] = pair
 
     def _check_same_code(self, slot: Slot, launch: Launch) -> None:
-        if launch.handle == slot.seen.launch.handle:
+        owner = slot.seen.facts.owner
+        same = launch.handle == slot.seen.launch.handle
+        if same and self._store.loads(owner) == slot.loads:
             return
         facts = HandleFacts.read(self._driver, launch.handle, slot.seen.device, ())
-        if facts.owner == slot.seen.facts.owner:
+        if facts.owner == owner and self._store.loads(owner) == slot.loads:
             return
         if slot.stateful:
             raise TraceError(
                 "module-changed",
-                f"fn loads the module of {launch.symbol} anew in every pass, and the kernel uses its "
-                "variables",
+                f"fn loads the module of {launch.symbol} anew in every pass, and the kernel uses its variables",
                 "load the module once, outside fn",
             )
         if self._store.by_handle(facts.owner) != slot.image:

@@ -135,9 +135,12 @@ def _not_launched(scout: Scout, pattern: str) -> KernelError:
     )
 
 
-def slots_for(target: Target, most: int) -> list[Slot]:
+def slots_for(target: Target, store: ImageStore, most: int) -> list[Slot]:
     """A slot for each of the first ``most`` launches."""
-    return [Slot(seen, target.image.data, bool(target.reached)) for seen in target.seen[:most]]
+    return [
+        Slot(seen, target.image.data, bool(target.reached), store.loads(seen.facts.owner))
+        for seen in target.seen[:most]
+    ]
 
 
 def plan(target: Target, request: Request, duration_ns: float) -> TracePlan:

@@ -120,7 +120,7 @@ def do_trace(
     with _Session(fn, options.stream_handle(profile_stream), launch_filter) as session:
         scout = session.scout(Scout(session.driver, pattern, launch_filter))
         target = choose(scout, hooks.images, kernel_name_pattern, sass_arch)
-        session.slots = slots_for(target, max_launches)
+        session.slots = slots_for(target, hooks.images, max_launches)
         plain = session.run(target, redirect=False)
         planned = plan(target, request, session.longest_ns())
         _keep_image(planned.data)
