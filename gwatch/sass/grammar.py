@@ -35,7 +35,8 @@ Node = Tree[Token] | Token
 
 _WORDS = {
     "BANG": "'!'", "PREFIX": "'-', '!' or '~'", "MNEMONIC": "a mnemonic", "SUFFIX": "a modifier",
-    "REGISTER": "a register", "ZERO": "a register", "TRUE": "a predicate", "CONSTANT": "a constant c[..][..]",
+    "REGISTER": "a register", "ZERO": "a register", "PREDICATE": "a predicate",
+    "TRUE": "a predicate", "CONSTANT": "a constant c[..][..]",
     "SPACE": "a memory operand", "RELOCATION": "a relocation", "NUMBER": "a number", "NAN": "a number",
     "NAME": "a name", "LABEL": "a label `(name)", "SET": "a set {1,0}", "VIRTUAL": "a register %name",
     "PLACEHOLDER": "{name}", "INDEX": "an index", "COMMA": "','", "GAP": "a blank", "BLANK": "'['",
@@ -43,6 +44,10 @@ _WORDS = {
     "DIRECTIVE": "a directive", "WORD": "a word", "STRING": "a quoted string",
     "LPAR": "'('", "RPAR": "')'", "MINUS": "'-'",
 }
+
+_TERM = {"REGISTER", "ZERO", "NUMBER", "NAME", "VIRTUAL", "PLACEHOLDER"}
+_OPERAND = _TERM | {"PREDICATE", "TRUE", "NAN", "PREFIX", "CONSTANT", "SPACE", "LSQB", "RELOCATION", "LABEL",
+                    "SET", "VBAR"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +99,12 @@ def _error(error: UnexpectedInput, text: str, line: int, what: str) -> ParseErro
     else:
         expected = set(error.expected) if isinstance(error, UnexpectedEOF) else set()
         position, found = len(text), "the end"
-    wanted = sorted({_WORDS.get(name, name) for name in expected})
+    wanted = []
+    for word, names in (("an operand", _OPERAND), ("a register or a number", _TERM)):
+        if names <= expected:
+            wanted.append(word)
+            expected -= _OPERAND
+    wanted += sorted({_WORDS.get(name, name) for name in expected})
     return ParseError(f"{what}-syntax",
                       f"line {line}, column {position + 1}: unexpected {found} in {text.strip()!r}",
                       "expected " + " or ".join(wanted) if wanted else "")
@@ -207,7 +217,7 @@ def _core(node: Node) -> Core:
 
 def _value(token: Token) -> Core:
     text = str(token)
-    if token.type == "REGISTER":
+    if token.type in ("REGISTER", "PREDICATE"):
         file = text.rstrip("0123456789")
         return Register(file, int(text[len(file):]))
     if token.type in ("ZERO", "TRUE"):

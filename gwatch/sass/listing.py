@@ -100,9 +100,11 @@ class ListedSection:
     functions: tuple[ListedFunction, ...] = ()
 
     def instructions_of(self, function: ListedFunction) -> list[ListedInstruction]:
-        """Instructions of the function's address range; a kernel's range holds its inner functions too."""
-        end = None if function.size is None else function.offset + function.size
-        return [i for i in self.instructions if i.offset >= function.offset and (end is None or i.offset < end)]
+        """Instructions in the function's range (a kernel's range holds its inner functions)."""
+        start = function.offset
+        if function.size is None:
+            return [one for one in self.instructions if one.offset >= start]
+        return [one for one in self.instructions if start <= one.offset < start + function.size]
 
 
 @dataclass(slots=True)
@@ -172,6 +174,8 @@ class _Reader:
         start = line.find("*/", 8)
         end = line.rfind(";")
         encoding: int | None = None
+        if start < 0 or end < start:
+            raise _error(number, line, "is an instruction without semicolon")
         rest = line[end + 1:]
         if rest and not rest.isspace():
             match = _ENCODING.fullmatch(rest.strip())
@@ -182,8 +186,6 @@ class _Reader:
             offset = int(line[10:start], 16)
         except ValueError:
             raise _error(number, line, "has no offset") from None
-        if start < 0 or end < start:
-            raise _error(number, line, "is an instruction without semicolon")
         whole = line[start + 2:end + 1].lstrip()
         text = whole[:-1]
         if text.endswith("*)"):

@@ -41,6 +41,9 @@ RELATIVE = ("BRA", "BSSY", "CALL.REL", "LEPC", "RET.REL", "ULEPC", "WARPSYNC.COL
 
 Words = Sequence[int] | npt.NDArray[np.uint64]
 
+DEFAULT_FOLDER = Path("/usr/local/cuda/bin")
+"""Looked at last."""
+
 _ENV = "GWATCH_NVDISASM"
 _LINE = re.compile(r"^\s*/\*([0-9a-f]+)\*/\s+(.*?)\s*;?\s*$", re.M)
 _AT = re.compile(r"at address 0x([0-9a-fA-F]+)")
@@ -50,52 +53,42 @@ _RELATIVE_LINE = re.compile(r"^((?:@!?U?P[0-9T]+\s+)?(?:" + "|".join(map(re.esca
                             + r")\b.*?)(-?0x[0-9a-f]+)$")
 
 
-def _candidates() -> list[tuple[str, Path]]:
-    """Every place nvdisasm may be, in order of preference, as (how it is described, path)."""
-    exe = "nvdisasm.exe" if os.name == "nt" else "nvdisasm"
-    found: list[tuple[str, Path]] = []
-    for entry in sys.path:
-        for wheel in sorted(Path(entry or ".").glob(f"nvidia/*/bin/{exe}"), reverse=True):
-            found.append(("wheel nvidia-cuda-nvdisasm", wheel))
-    for name in ("CUDA_HOME", "CUDA_PATH"):
-        root = os.environ.get(name)
-        if root:
-            found.append((name, Path(root) / "bin" / exe))
-    on_path = shutil.which(exe)
-    if on_path:
-        found.append(("PATH", Path(on_path)))
-    found.append(("default", Path("/usr/local/cuda/bin") / exe))
-    return found
-
-
-@lru_cache(maxsize=8)
-def _find(override: str | None, cuda_home: str | None, cuda_path: str | None, path: str | None) -> Path:
-    # The arguments are what the search depends on, so that a changed environment is looked at anew.
-    if override is not None:
-        if os.access(override, os.X_OK) and Path(override).is_file():
-            return Path(override)
-        raise ToolError("nvdisasm-missing", f"{_ENV}={override!r} is not an executable file",
-                        f"unset {_ENV} or let it name the nvdisasm program")
-    looked = []
-    for how, candidate in _candidates():
-        if candidate.is_file() and os.access(candidate, os.X_OK):
-            return candidate
-        looked.append(f"{how} ({candidate})")
-    places = [f"{_ENV} (unset)", "wheel nvidia-cuda-nvdisasm (nvidia/*/bin on sys.path)"]
-    places += [f"{name} (unset)" for name in ("CUDA_HOME", "CUDA_PATH") if not os.environ.get(name)]
-    raise ToolError("nvdisasm-missing",
-                    "nvdisasm not found; looked at " + ", ".join([*places, "PATH", *looked]),
-                    f"pip install nvidia-cuda-nvdisasm, or set {_ENV} to the program")
-
-
 def find() -> Path:
-    """Path of the nvdisasm program: $GWATCH_NVDISASM, PyPI wheel, $CUDA_HOME, $CUDA_PATH, PATH, in this
-    order.
+    """Path of the nvdisasm program: $GWATCH_NVDISASM, PyPI wheel, $CUDA_HOME, $CUDA_PATH, PATH, default
+    place.
 
     Raises ToolError ``[nvdisasm-missing]``, naming every place looked at.
     """
-    env = os.environ
-    return _find(env.get(_ENV), env.get("CUDA_HOME"), env.get("CUDA_PATH"), env.get("PATH"))
+    override = os.environ.get(_ENV)
+    if override is not None:
+        if _runs(Path(override)):
+            return Path(override)
+        raise ToolError("nvdisasm-missing", f"{_ENV}={override} is not an executable file",
+                        f"unset {_ENV} or let it name the nvdisasm program")
+    program = "nvdisasm.exe" if os.name == "nt" else "nvdisasm"
+    looked = [f"{_ENV} (unset)"]
+    for entry in sys.path:
+        for path in sorted(Path(entry or ".").glob(f"nvidia/*/bin/{program}"), reverse=True):
+            if _runs(path):
+                return path
+    looked.append("wheel nvidia-cuda-nvdisasm (not installed)")
+    for name in ("CUDA_HOME", "CUDA_PATH"):
+        root = os.environ.get(name)
+        if root and _runs(Path(root) / "bin" / program):
+            return Path(root) / "bin" / program
+        looked.append(f"{name} ({Path(root) / 'bin' if root else 'unset'})")
+    on_path = shutil.which(program)
+    if on_path:
+        return Path(on_path)
+    if _runs(DEFAULT_FOLDER / program):
+        return DEFAULT_FOLDER / program
+    looked += ["PATH", str(DEFAULT_FOLDER)]
+    raise ToolError("nvdisasm-missing", "nvdisasm not found; looked at " + ", ".join(looked),
+                    f"pip install nvidia-cuda-nvdisasm, or set {_ENV} to the program")
+
+
+def _runs(path: Path) -> bool:
+    return path.is_file() and os.access(path, os.X_OK)
 
 
 def version() -> str:
@@ -206,13 +199,18 @@ def probe_words(arch: str, words: Words, *, base: int = 0, pc: int | None = None
     for start in range(0, count, BATCH):
         batch = range(start, min(start + BATCH, count))
         if not (mostly_valid and prober.print_words(packed, list(batch), base, result)):
-            half = len(batch) // 2 + 1
-            for part in (batch[:half], batch[half:]):
+            for part in _halves(batch):
                 prober.print_checked(packed, part, base, result)
     if pc is not None:
         result.texts = [text and _rebase(text, base + WORD_BYTES * i, pc)
                         for i, text in enumerate(result.texts)]
     return result
+
+
+def _halves(batch: range) -> list[range]:
+    # Markers double the size of a file; a batch beyond half the limit is run in two parts.
+    half = len(batch) // 2
+    return [batch] if len(batch) <= BATCH // 2 else [batch[:half], batch[half:]]
 
 
 def _pack(words: Words) -> bytes:
@@ -289,6 +287,8 @@ class _Prober:
         """Find the undecodable words of the batch by marker runs, then print the others."""
         good: list[int] = []
         todo = list(batch)
+        for opcode in self.fatals:
+            todo = self._drop(packed, todo, opcode, result)
         while todo:
             todo = self._mark(packed, todo, good, result)
         if not self.print_words(packed, good, base, result):
@@ -337,16 +337,16 @@ class _Prober:
             raise ToolError("nvdisasm-failed",
                             f"nvdisasm stopped at word {culprit}, but reported up to word {decided}")
         result.fatal.add(indices[culprit])
-        return self._after_fatal(packed, indices, culprit, result)
-
-    def _after_fatal(self, packed: bytes, indices: list[int], culprit: int, result: Probe) -> list[int]:
         opcode = _opcode(packed, indices[culprit])
         self.fatals[opcode] = self.fatals.get(opcode, 0) + 1
-        rest = indices[culprit + 1:]
-        if self.fatal_limit is None or self.fatals[opcode] < self.fatal_limit:
-            return rest
-        result.skipped.update(i for i in rest if _opcode(packed, i) == opcode)
-        return [i for i in rest if _opcode(packed, i) != opcode]
+        return self._drop(packed, indices[culprit + 1:], opcode, result)
+
+    def _drop(self, packed: bytes, indices: list[int], opcode: int, result: Probe) -> list[int]:
+        """The words without those of an opcode that has stopped the program too often."""
+        if self.fatal_limit is None or self.fatals.get(opcode, 0) < self.fatal_limit:
+            return indices
+        result.skipped.update(i for i in indices if _opcode(packed, i) == opcode)
+        return [i for i in indices if _opcode(packed, i) != opcode]
 
 
 def _opcode(packed: bytes, index: int) -> int:

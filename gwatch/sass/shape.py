@@ -20,11 +20,11 @@ itself."""
 # The pattern starts with a plain character set, so that the engine skips to the next digit or sign on its
 # own; what must stand in front is then asked of the characters just passed. A dot in front means a modifier
 # (R0.B2, .H0_H0), a word character a name, % a snippet's register.
-_FRONT = r"(?<![\w.%?].)"
+_FRONT = r"(?<![\w.%?}].)"
 _DIGITS = r"[0-9]*(?:\.[0-9]+)?(?:e[-+]?[0-9]+)?"
 _NUMBER = (
     r"[-+0-9\x00](?:"
-    r"(?:(?<=[^\w.%?][RPB][0-9])|(?<=[^\w.%?]U[RP][0-9])|(?<=[^\w.%?]SB[0-9])|(?<=[^\w.%?]gsb[0-9]))[0-9]*(?!\w)"
+    r"(?:(?<=[^\w.%?{][RPB][0-9])|(?<=[^\w.%?{]U[RP][0-9])|(?<=[^\w.%?{]SB[0-9])|(?<=[^\w.%?{]gsb[0-9]))[0-9]*(?!\w)"
     rf"|{_FRONT}(?:(?<=0)x[0-9a-fA-F]+|(?<=[0-9]){_DIGITS}"
     rf"|(?<=[-+])(?:0x[0-9a-fA-F]+|[0-9]{_DIGITS}|INF|QNAN|SNAN))(?![\w@%])"
     r"|(?<=\x00))"
@@ -67,6 +67,8 @@ def parse_value(value: str) -> Value:
     text.
     """
     head = value.lstrip("+-")
+    if "_" in head:  # a name; int() and float() would read 1_000 as a number
+        return value
     if head.startswith("0x"):
         try:
             return int(value, 16)
