@@ -4,6 +4,7 @@ understand."""
 from __future__ import annotations
 
 import math
+import random
 from pathlib import Path
 from typing import get_args
 
@@ -16,6 +17,7 @@ from gwatch.sass import operand as nodes
 from gwatch.sass import syntax
 from gwatch.sass.grammar import parse_instruction
 from gwatch.sass.listing import parse_listing
+from gwatch.sass.nvdisasm import disassemble_cubin, probe_words
 from gwatch.sass.operand import Address, Constant, Immediate, Label, Memory, Operand, Register, Virtual
 from gwatch.sass.shape import split
 from gwatch.sass.syntax import Guard, Line, canonical, parse, render
@@ -329,3 +331,30 @@ def test_the_corpus_by_both_roads(sm90_lines: list[str]) -> None:
         body = text[:len(text) - len(line.tail)]
         assert line.operands == parse_instruction(body).operands
         assert canonical(line) == body.rstrip()
+
+
+def test_the_smallest_cubin_of_each_architecture(corpus_all: list[Path]) -> None:
+    smallest: dict[str, Path] = {}
+    for path in sorted(corpus_all, key=lambda one: one.stat().st_size, reverse=True):
+        smallest[path.name.split("-")[0]] = path
+    assert len(smallest) == 10
+    for target, path in smallest.items():
+        listing = parse_listing(disassemble_cubin(path, "-c"))
+        assert listing.target == target
+        for section in listing.sections:
+            for one in section.instructions:
+                assert render(parse(one.text + one.tail)) == one.text + one.tail
+
+
+@pytest.mark.parametrize("arch", ["sm_75", "sm_90a", "sm_120a"])
+def test_whatever_nvdisasm_prints_can_be_read(arch: str) -> None:
+    """Random words of every opcode: most are no instruction, the others show syntax that no compiler writes."""
+    rng = random.Random(arch)
+    words = []
+    for opcode in range(4096):
+        for fixed in (7 << 12, 7 << 12 | 7 << 81 | 7 << 87):
+            bits = rng.getrandbits(105 if fixed == 7 << 12 else 72) >> 16 << 16
+            words.append(bits | fixed | opcode | 0x7F1 << 105)
+    texts = [text for text in probe_words(arch, words, mostly_valid=False, fatal_limit=2).texts if text]
+    assert len(texts) > 400
+    assert [text for text in texts if render(parse(text)) != text or canonical(parse(text)) != text] == []
