@@ -124,13 +124,17 @@ class Run:
                      self._depth_needed())
 
     def _depth_needed(self) -> int | None:
-        """Records per thread (a power of two) that would have kept everything; None without drops or when a
-        row's records came from several lanes, which share nothing but the row."""
-        rows = self.trace.rows
-        if not rows.dropped.any() or not rows.exact.all():
+        """Records per thread (a power of two) that would have kept everything; None where that is unknown.
+
+        A lane numbers all its records, so its last number tells how many it made, unless it lost the last.
+        """
+        trace, rows = self.trace, self.trace.rows
+        if not rows.dropped.any() or (rows.tail_gap.any() and not rows.exact.all()):
             return None
-        made = np.bincount(self.trace.row, minlength=len(rows)) + rows.dropped
-        return 1 << (int(made.max()) - 1).bit_length()
+        made = int(trace.sequence.max()) + 1
+        if rows.tail_gap.any():
+            made = max(made, int((np.bincount(trace.row, minlength=len(rows)) + rows.dropped).max()))
+        return 1 << (made - 1).bit_length()
 
     @cached_property
     def analysis(self) -> dict[str, Any]:

@@ -75,6 +75,7 @@
     const rows = data.count.length, marks = data.scope.length;
     const first = new Uint32Array(rows + 1), start = new Float64Array(marks), longest = new Float64Array(rows);
     const active = new Float64Array(rows);
+    let deepest = 0;
     for (let r = 0; r < rows; r++) {
       first[r + 1] = first[r] + data.count[r];
       let t = 0;
@@ -83,9 +84,10 @@
         const length = data.length[i];
         if (length > longest[r]) longest[r] = length;
         if (data.depth[i] === 0) active[r] += length;
+        else if (data.depth[i] > deepest) deepest = data.depth[i];
       }
     }
-    return Object.assign(data, { rows, marks, first, start, longest, active });
+    return Object.assign(data, { rows, marks, first, start, longest, active, deepest });
   }
 
   // ---- the panel ------------------------------------------------------------------------------------------------
@@ -179,7 +181,7 @@
       }
       this.rows = rows;
       this.selection = null;
-      const wanted = AXIS + this.heads() + rows.length * 26;
+      const wanted = AXIS + this.heads() + rows.length * this.tallest();
       this.canvas.style.height = Math.max(120, Math.min(520, wanted)) + "px";
       this.extent = this.filter.value.trim() ? this.extentOf(rows) : [0, this.span];
       [this.t0, this.t1] = this.extent;
@@ -237,8 +239,13 @@
     fitRows() {
       const room = this.height() - AXIS - this.heads();
       const low = this.heads() > 200 ? 6 : 0.005;
-      this.rowHeight = Math.max(low, Math.min(26, room / Math.max(1, this.rows.length)));
+      this.rowHeight = Math.max(low, Math.min(this.tallest(), room / Math.max(1, this.rows.length)));
       this.top = 0;
+    }
+
+    // Rows grow with the nesting they have to show.
+    tallest() {
+      return 26 + 9 * Math.min(4, this.data.deepest);
     }
 
     width() { return this.canvas.clientWidth; }
@@ -361,6 +368,7 @@
     paintRows(c, g, from, to, w) {
       const { data, meta } = this, height = this.rowHeight, pad = height >= 6 ? 1 : 0;
       const scale = (w - GUTTER) / (this.t1 - this.t0), seen = meta.scopes.length > 1;
+      const step = Math.min(9, height / (Math.min(4, data.deepest) + 2));
       for (let i = from; i < to; i++) {
         const r = this.rows[i], y = this.y(i, g);
         const lastX = new Float64Array(meta.scopes.length).fill(-1);
@@ -373,12 +381,14 @@
           const wide = Math.max(meta.scopes[scope].mark ? 2 : 1, Math.min(w, b) - a);
           if (a + wide <= lastX[scope]) continue;
           lastX[scope] = a + wide;
-          const inset = height >= 10 ? Math.min(data.depth[m] * 3, height / 2 - 2) : 0;
+          const inset = height >= 10 ? Math.min(data.depth[m] * step, height - 6) : 0;
           c.fillStyle = colours.ink[ink(scope)];
           // A hair of the row's ground between neighbours keeps back-to-back intervals apart.
           const body = wide > 4 ? wide - 1 : wide;
           c.fillRect(a, y + pad + inset, body, Math.max(1, height - 2 * pad - inset));
-          if (seen && height >= 15 && wide > 36) this.label(c, scope, a, y + inset, wide, height - inset);
+          const nested = m + 1 < data.first[r + 1] && data.depth[m + 1] > data.depth[m];
+          const free = nested ? GUTTER + (data.start[m + 1] - this.t0) * scale - a : wide;
+          if (seen && height >= 15 && free > 36) this.label(c, scope, a, y + inset, free, height - inset);
         }
       }
     }
