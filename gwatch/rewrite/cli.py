@@ -114,8 +114,8 @@ def _trace(cubin: Cubin, kernel: KernelDef, args: argparse.Namespace) -> int:
     sidecar = args.output.with_suffix(".map.json")
     if sidecar.exists() and sidecar.samefile(args.cubin):
         raise SiteError("output-is-input", f"{sidecar} is the input", "name another output")
-    write_atomically(sidecar, plan.site_map.to_bytes() + b"\n")
     write_atomically(args.output, plan.data)
+    write_atomically(sidecar, plan.site_map.to_bytes() + b"\n")
     report = _report(cubin, plan.rewritten, len(plan.data), args.output)
     report["map"] = str(sidecar)
     report["sites"] = _site_rows(plan)
@@ -200,7 +200,7 @@ def _report(cubin: Cubin, rewritten: Rewritten, size: int, output: Path) -> dict
         "bytes": {"before": len(cubin.data), "after": size},
         "instructions_inserted": int(rewritten.inserted.sum()),
         "state": rewritten.state,
-        "moved": list(rewritten.moved),
+        "moved": rewritten.moved,
         "reuse_cleared": [edit.index for edit in rewritten.edits],
         "check": rewritten.check,
     }
@@ -248,8 +248,8 @@ def _print(report: dict[str, Any], as_json: bool) -> None:
         f"bytes      {size['before']} -> {size['after']}, "
         f"{report['instructions_inserted']} instructions inserted"
     )
-    for moved in report["moved"]:
-        _write(f"moved      {moved}")
+    moved = ", ".join(f"{count} {kind}" for kind, count in report["moved"].items())
+    _write(f"moved      {moved or 'nothing'}")
     if report["reuse_cleared"]:
         _write("edited     operand reuse cleared on " + " ".join(map(str, report["reuse_cleared"])))
     _write(f"check      {report['check']}")
@@ -280,7 +280,7 @@ def _list(cubin: Cubin, kernel: KernelDef, args: argparse.Namespace) -> int:
         )
     else:
         _write(f"{kernel.name} ({cubin.arch.name}), {kernel.register_count} registers")
-        _write("free at every instruction: " + "; ".join(f"{file} {text}" for file, text in free.items()))
+        _write("free at every instruction: " + "; ".join(free.values()))
         shown: list[tuple[str, ...]] = [("index", "pc", "line", "instruction")]
         shown += [(str(r["index"]), f"{r['pc']:#x}", str(r["line"]), str(r["instruction"])) for r in rows]
         _write(_table(shown))
@@ -296,7 +296,10 @@ def _free_registers(cubin: Cubin, kernel: KernelDef) -> dict[str, str]:
     arch = cubin.arch
     first = around.first_free
     step = allocated_registers(arch, kernel.register_count) - 3
-    out = {"R": f"R{first}-R{arch.max_registers - 3} (up to R{step} at no occupancy cost)"}
+    cost = (
+        f"up to R{step} at no occupancy cost" if step >= first else "each costs occupancy or a register step"
+    )
+    out = {"R": f"R{first}-R{arch.max_registers - 3} ({cost})"}
     for file, limit in (("UR", arch.uniform_zero), ("P", arch.predicate_true)):
         out[file] = _ranges(file, sorted(set(range(limit)) - around.named(file)))
     return out

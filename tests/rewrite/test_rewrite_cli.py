@@ -1,0 +1,206 @@
+"""``gwatch rewrite``, ``python -m gwatch.rewrite`` and ``gwatch decode`` as a user meets them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_ring_snippets import MATMUL, Launch, play
+
+from gwatch.cli.main import main
+from gwatch.cuda.binary.constants import read_note
+from gwatch.cuda.binary.cubin import Cubin
+from gwatch.rewrite.ring import RingLayout, ring_file_prefix
+from gwatch.rewrite.sitemap import NOTE_NAME, SiteMap
+from gwatch.rewrite.trace import SassTraceSite, plan_trace
+
+SITES = ["12", "0x110,reg=R8:64", "line:matmul.cu:29@first", "op:BAR.SYNC@first,warp", "40,smid"]
+
+
+def arguments(output: Path, *extra: str) -> list[str]:
+    sites = [word for site in SITES for word in ("--site", site)]
+    return ["rewrite", str(MATMUL), "--kernel", "mat.*", *sites, "--clock", "sm", "-o", str(output), *extra]
+
+
+def test_the_report_says_what_was_done(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = MATMUL.read_bytes()
+    out = tmp_path / "out.cubin"
+    assert main(arguments(out)) == 0
+    text = capsys.readouterr().out
+    assert "BAR.SYNC.DEFER_BLOCKING 0x0" in text and "matmul.cu:29" in text and "none warp" in text
+    for word in (
+        "registers  32 -> ",
+        "record     16 bytes",
+        "bytes      ",
+        "moved      ",
+        "check      ",
+        "arm  ",
+    ):
+        assert word in text
+    assert MATMUL.read_bytes() == before
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["out.cubin", "out.map.json"]
+    note = read_note(out.read_bytes(), NOTE_NAME)
+    assert note is not None
+    site_map = SiteMap.from_bytes(note)
+    assert site_map == SiteMap.from_json(json.loads((tmp_path / "out.map.json").read_text()))
+    assert [site.index for site in site_map.sites] == [12, 17, 43, 42, 40]
+    assert [site.value for site in site_map.sites] == ["none", "R8:64", "none", "none", "smid"]
+    code = Cubin.from_bytes(out.read_bytes()).get_kerneldef_by_name("matmul")
+    original = Cubin.from_file(MATMUL).get_kerneldef_by_name("matmul")
+    for site in site_map.sites:
+        assert code.text(site.new_pc // 16).startswith(("CS2R.32", "ELECT"))
+        assert site.instruction == original.text(site.index).rstrip(" ;").replace(".reuse", "")
+
+
+def test_json_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments(tmp_path / "o.cubin", "--json", "--depth", "100", "--keep", "first")) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["kernel"] == "matmul" and report["registers"]["before"] == 32
+    assert report["record"] == {"bytes": 16, "depth": 128, "keep": "first", "bytes_per_warp": 129 * 512}
+    assert [site["site"] for site in report["sites"]] == [0, 1, 2, 3, 4]
+    assert report["bytes"]["after"] == (tmp_path / "o.cubin").stat().st_size
+
+
+def test_listing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["rewrite", str(MATMUL), "--list", "--only", "BAR|matmul.cu:33"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "matmul (sm_90), 32 registers" and "R30-R252" in lines[1]
+    assert lines[2].split() == ["index", "pc", "line", "instruction"]
+    assert [line.split()[0] for line in lines[3:]] == ["7", "12", "13", "42", "79", "81"]
+    assert main(["rewrite", str(MATMUL), "--list", "--only", "WGMMA", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["instructions"] == []
+
+
+@pytest.mark.parametrize(
+    ("extra", "code"),
+    [
+        (["--site", "op:BAR.SYNC"], "site-ambiguous"),
+        (["--site", "96"], "site-range"),
+        (["--site", "85"], "site-padding"),
+        (["--site", "0x18"], "site-unaligned"),
+        (["--site", "3,reg=R30"], "site-register"),
+        (["--site", "3,reg=R29:64"], "site-register"),
+        (["--site", "3,reg=UR40"], "site-register"),
+        (["--site", "3", "--depth", "0"], "trace-depth"),
+        (["--site", "3,reg=R4:64", "--duration-ns", "5e9"], "trace-too-long"),
+        (["--site", "3", "--exclude", "Q3"], "site-syntax"),
+        (["--site", "3", "--kernel", "softmax"], "kernel-not-found"),
+        ([], "no-site"),
+    ],
+)
+def test_refusals_are_one_line_exit_2_and_no_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], extra: list[str], code: str
+) -> None:
+    assert main(["rewrite", str(MATMUL), "-o", str(tmp_path / "x.cubin"), *extra]) == 2
+    captured = capsys.readouterr()
+    assert (
+        captured.out == "" and captured.err.startswith(f"gwatch: [{code}]") and captured.err.count("\n") == 1
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_input_is_never_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    copy = tmp_path / "k.cubin"
+    copy.write_bytes(MATMUL.read_bytes())
+    assert main(["rewrite", str(copy), "--site", "3", "-o", str(copy)]) == 2
+    assert "[output-is-input]" in capsys.readouterr().err
+    assert main(["rewrite", str(copy), "--site", "3"]) == 2
+    assert "[no-output]" in capsys.readouterr().err
+    assert copy.read_bytes() == MATMUL.read_bytes() and len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_users_own_snippet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    snippet = tmp_path / "count.sass"
+    snippet.write_text("MOV %r0, 0x7b\nIADD3 %r1, %r0, 0x1, RZ\n")
+    out = tmp_path / "s.cubin"
+    command = ["rewrite", str(MATMUL), "--site", "op:BAR.SYNC@all", "--snippet", str(snippet), "-o", str(out)]
+    assert main(command) == 0
+    assert "snippet" in capsys.readouterr().out
+    texts = Cubin.from_file(out).get_kerneldef_by_name("matmul").texts
+    assert sum("0x7b" in text for text in texts) == 2
+
+
+def test_the_module_is_the_command(tmp_path: Path) -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "gwatch.rewrite", str(MATMUL), "--site", "op:BAR", "-o", str(tmp_path / "x")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 2 and result.stderr.startswith("gwatch: [site-ambiguous]")
+
+
+@pytest.fixture
+def ring(tmp_path: Path) -> tuple[Path, Path, Launch]:
+    """A patched cubin, and a bare ring dump that its (interpreted) inserted code wrote."""
+    sites = [SassTraceSite(42), SassTraceSite(79, 5, warp_level=True, label="sync")]
+    plan = plan_trace(Cubin.from_file(MATMUL), "matmul", sites, clock="sm", depth=4)
+    launch = Launch(plan, RingLayout.for_launch(plan.site_map.format, (2, 1, 1), (16, 3, 1)))
+    play(launch, seed=8)
+    dump = tmp_path / "ring.bin"
+    dump.write_bytes(launch.machine.memory[launch.start : launch.start + launch.layout.data_bytes])
+    patched = tmp_path / "patched.cubin"
+    patched.write_bytes(plan.data)
+    return dump, patched, launch
+
+
+def test_decode_a_bare_dump(ring: tuple[Path, Path, Launch], capsys: pytest.CaptureFixture[str]) -> None:
+    dump, patched, launch = ring
+    command = ["decode", str(dump), "--cubin", str(patched), "--grid", "2", "--block", "16,3"]
+    assert main([*command, "--duration-ns", "1e6", "--json"]) == 0
+    got = json.loads(capsys.readouterr().out)
+    expected = launch.check()
+    assert got["records"] == len(expected.records) == len(got["trace"]) and got["unit"] == "cycles"
+    assert got["dropped"] == expected.dropped_total > 0 and got["warnings"] == []
+    assert [row["time"] for row in got["trace"]] == expected.records["time"].tolist()
+    assert got["trace"][0]["block"] == [0, 0, 0]
+    assert main(command) == 0
+    text = capsys.readouterr().out
+    assert f"{len(expected.records)} records, {expected.dropped_total} dropped" in text
+    assert "warning: [duration-unknown]" in text
+
+
+def test_decode_a_self_describing_file(
+    ring: tuple[Path, Path, Launch], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dump, patched, launch = ring
+    file = tmp_path / "described.ring"
+    file.write_bytes(ring_file_prefix(launch.layout, 5e5) + dump.read_bytes())
+    note = read_note(patched.read_bytes(), NOTE_NAME)
+    assert note is not None
+    (tmp_path / "patched.map.json").write_bytes(note)
+    for site_map in (patched, tmp_path / "patched.map.json"):
+        assert main(["decode", str(file), "--cubin", str(site_map), "-o", str(tmp_path / "t.npz")]) == 0
+        assert "warning" not in capsys.readouterr().out
+        with np.load(tmp_path / "t.npz") as saved:
+            assert (saved["records"] == launch.check().records).all()
+            assert saved["dropped"].sum() == launch.check().dropped_total
+
+
+def test_decode_refusals(
+    ring: tuple[Path, Path, Launch], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dump, patched, launch = ring
+    empty = tmp_path / "empty.bin"
+    empty.write_bytes(bytes(launch.layout.data_bytes))
+    geometry = ["--grid", "2,1,1", "--block", "16,3,1"]
+    for command, code in (
+        ([str(dump), "--cubin", str(patched)], "ring-geometry"),
+        ([str(dump), "--cubin", str(MATMUL), *geometry], "site-map"),
+        ([str(dump), "--cubin", str(patched), "--grid", "3", "--block", "48"], "ring-size"),
+        ([str(empty), "--cubin", str(patched), *geometry], "not-run"),
+        ([str(tmp_path / "none"), "--cubin", str(patched), *geometry], "ring-file"),
+    ):
+        assert main(["decode", *command]) == 2
+        assert capsys.readouterr().err.startswith(f"gwatch: [{code}]")
+    quiet = Launch(launch.plan, launch.layout)
+    for cta in range(2):
+        for warp in range(2):
+            quiet.enter(cta, warp)
+    dump.write_bytes(quiet.machine.memory[quiet.start : quiet.start + quiet.layout.data_bytes])
+    assert main(["decode", str(dump), "--cubin", str(patched), *geometry, "--json"]) == 3
+    assert "[no-records]" in capsys.readouterr().err
