@@ -177,7 +177,7 @@ def test_a_graph_captured_in_fn_is_traced_and_still_right_afterwards(gpu: Driver
         return x
 
     fn()
-    result = trace(fn, "elementwise")
+    result = trace(fn, "CUDAFunctorOnSelf_add")
     assert result["slowdown"] is None and result.launch["graph"]
     assert len(result["records"]) == np.prod(result["grid_dim"]) * np.prod(result["block_dim"])
     before = x[0].item()
