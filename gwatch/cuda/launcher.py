@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, SupportsIndex
 
 import numpy as np
 
@@ -77,13 +78,13 @@ class Launcher:
 
     def launch(
         self,
-        grid: int | Sequence[int],
-        block: int | Sequence[int],
+        grid: SupportsIndex | Sequence[SupportsIndex],
+        block: SupportsIndex | Sequence[SupportsIndex],
         args: Sequence[Any] = (),
         *,
         shared: int = 0,
         stream: int = 0,
-        cluster: Sequence[int] | None = None,
+        cluster: Sequence[SupportsIndex] | None = None,
         cooperative: bool = False,
         trace: bool = True,
         cta: Sequence[Sequence[int]] | None = None,
@@ -200,10 +201,13 @@ class Launcher:
                 raise  # otherwise the failed launch itself is the better message
 
 
-def dim3(value: int | Sequence[int]) -> Dim3:
+def dim3(value: SupportsIndex | Sequence[SupportsIndex]) -> Dim3:
     """One to three positive ints as (x, y, z). Raises LaunchError ``[launch-geometry]``."""
-    parts = (value,) if isinstance(value, int) else tuple(value)
-    if not 1 <= len(parts) <= 3 or any(not isinstance(part, int) or part < 1 for part in parts):
+    try:
+        parts = [operator.index(part) for part in (value if isinstance(value, Sequence) else (value,))]
+    except TypeError:
+        parts = []
+    if not 1 <= len(parts) <= 3 or min(parts) < 1:
         raise LaunchError("launch-geometry", f"{value!r} is no size", "give one to three positive ints")
     x, y, z = (*parts, 1, 1)[:3]
     return x, y, z

@@ -101,6 +101,7 @@ def test_a_refused_launch_frees_its_copies(fake: FakeDriver) -> None:
 
 def test_sizes() -> None:
     assert (dim3(5), dim3([5, 6]), dim3((5, 6, 7))) == ((5, 1, 1), (5, 6, 1), (5, 6, 7))
+    assert dim3((np.int64(5), np.int32(2))) == (5, 2, 1)
     for bad in (0, (), (1, -1), (1, 2, 3, 4), (1.5,)):
         with pytest.raises(LaunchError, match=r"\[launch-geometry\]"):
             dim3(bad)  # type: ignore[arg-type]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import struct
 import sys
 from collections.abc import Callable
@@ -19,12 +20,14 @@ from fakecupti import FakeCupti, launch_arguments
 from fakes import FakeDriver, packed
 from ringsim import Clocks, Writer, site, site_map
 
+from gwatch.common.format import File
 from gwatch.cuda import capture, cupti
 from gwatch.cuda.binary.constants import ModuleObject
 from gwatch.cuda.driver import BINARY_VERSION, MAX_DYNAMIC_SHARED, MAX_THREADS, NUM_REGS
 from gwatch.cuda.trace import do_trace as do_trace_by_the_old_path
 from gwatch.cuda.xtrace import SassTraceSite, capture_cubin, capture_kernel, do_trace, prepare
 from gwatch.cuda.xtrace import trace as trace_module
+from gwatch.cuda.xtrace.format import Section_IntraKernelTrace
 from gwatch.errors import KernelError, SiteError, TraceError, UnsupportedError
 from gwatch.rewrite.ring import DESCRIPTOR_DTYPE, RecordKind, RingFormat, RingLayout
 
@@ -466,3 +469,20 @@ def test_the_patched_image_can_be_kept(
     monkeypatch.setenv("GWATCH_TRACE_KEEP_CUBIN", str(tmp_path / "kept.cubin"))
     trace(machine, passes=1)
     assert (tmp_path / "kept.cubin").read_bytes() == machine.image
+
+
+def test_a_result_goes_into_a_report(machine: Machine, tmp_path: Path) -> None:
+    result = trace(machine, passes=2)
+    section = Section_IntraKernelTrace()
+    section.add_run(result, site_regions=[(0, 1, "body")], scope_roles={"body": "Math"})
+    report = File(title="trace")
+    report.add_section(section)
+    report.render(str(tmp_path / "trace.json"))
+    report.render(str(tmp_path / "trace.html"))
+    data = json.loads((tmp_path / "trace.json").read_text())
+    (run,) = data["sections"][1]["data"]["runs"]
+    assert run["kernel_prototype"] == "matmul" and run["analysis"]["grid_dim"] == [2, 1, 1]
+    (region,) = run["analysis"]["region_stats"]
+    assert region["label"] == "body" and region["intervals"] == 2 * 48
+    assert len(run["trace_results"]) == len(result.records)
+    assert "matmul" in (tmp_path / "trace.html").read_text()
