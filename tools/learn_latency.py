@@ -167,7 +167,7 @@ def table_text(table: str, counts: Counts) -> str:
         f"{counts.sections} code sections.",
         "# pair PRODUCER FILE CONSUMER ROLE MINIMUM TRUSTED SEEN; overwrite FIRST FILE SECOND MINIMUM TRUSTED SEEN;",
         "# signal: least cycles from taking a scoreboard to waiting for it; floor: facts stated by hand.",
-        f"signal {min(counts.signals, default=2)}",
+        f"signal {trusted(counts.signals)}",
     ]
     lines += [f"floor {fact}  # {why}" for fact, why in FLOORS.get(table, ())]
     for pair, seen in sorted(counts.pairs.items()):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from gwatch.errors import EncodeError, SiteError, UnsupportedError
+from gwatch.errors import EncodeError, RegisterPressureError, SiteError, UnsupportedError
 from gwatch.rewrite.registers import Allocator
-from gwatch.rewrite.schedule import TO_ORIGINAL, Line, Run
+from gwatch.rewrite.schedule import TO_ORIGINAL, Key, Line, Run
 from gwatch.rewrite.snippet import ORIGINAL, Reference, Snippet, SnippetLine
 from gwatch.sass.cfg import FLOW_MNEMONICS
 from gwatch.sass.uses import CodeView, WordFacts, plain, word_facts
@@ -52,7 +52,8 @@ class Binder:
     """Gives every insertion its registers and turns it into lines.
 
     ``state`` maps reserved names to (file, first register, width). Scratch registers are shared by all
-    insertions.
+    insertions; where no predicate is free for the whole kernel, ``idle_predicates(index)`` names those that a
+    site may borrow.
     """
 
     isa: Isa
@@ -60,7 +61,9 @@ class Binder:
     view: CodeView
     allocator: Allocator
     state: Mapping[str, tuple[str, int, int]]
+    idle_predicates: Callable[[int], Sequence[int]]
     _pools: dict[tuple[str, int, bool], list[int]] = field(default_factory=dict)
+    _borrowed: dict[int, frozenset[Key]] = field(default_factory=dict)
 
     def bind(self, insertions: list[Insertion]) -> tuple[list[Run], list[dict[str, str]]]:
         """The runs in address order, and for each insertion its names with their physical registers."""
@@ -73,29 +76,51 @@ class Binder:
         # Registers of the sites first: those of the entry may be anything that is left.
         registers: list[dict[str, tuple[str, int, int]]] = [{} for _ in insertions]
         for owner in reversed(entry_first):
-            registers[owner] = self._registers(insertions[owner].snippet, insertions[owner].index < 0)
+            registers[owner] = self._registers(insertions[owner])
         for chosen in registers:
             names.append({name: f"{file}{first}" for name, (file, first, _) in chosen.items()})
         for owner in entry_first:
             item = insertions[owner]
-            run = runs.setdefault(max(item.index, 0), Run(max(item.index, 0), []))
+            index = max(item.index, 0)
+            run = runs.setdefault(index, Run(index, [], borrowed=self._borrowed.get(index, frozenset())))
             base = len(run.lines)
             run.lines.extend(self._lines(item, owner, registers[owner], base))
             if item.index < 0:
                 run.entry = len(run.lines)
         return [runs[index] for index in sorted(runs)], names
 
-    def _registers(self, snippet: Snippet, entry: bool) -> dict[str, tuple[str, int, int]]:
+    def _registers(self, item: Insertion) -> dict[str, tuple[str, int, int]]:
+        snippet, entry = item.snippet, item.index < 0
         chosen = {name: self.state[name] for name in snippet.state}
         used: dict[tuple[str, int], int] = {}
-        for name, (file, width) in sorted(snippet.scratch.items(), key=lambda item: -item[1][1]):
+        for name, (file, width) in sorted(snippet.scratch.items(), key=lambda pair: -pair[1][1]):
             pool = self._pools.setdefault((file, width, entry), [])
             place = used.get((file, width), 0)
             if place == len(pool):
-                pool.append(self.allocator.take(file, width, name, entry))
+                try:
+                    pool.append(self.allocator.take(file, width, name, entry))
+                except RegisterPressureError:
+                    if file != "P" or entry:
+                        raise
+                    chosen[name] = ("P", self._borrow(item, name, chosen), 1)
+                    continue
             used[file, width] = place + 1
             chosen[name] = (file, pool[place], width)
         return chosen
+
+    def _borrow(self, item: Insertion, name: str, chosen: Mapping[str, tuple[str, int, int]]) -> int:
+        """A predicate of the kernel's that is idle at the site."""
+        taken = {first for file, first, _ in chosen.values() if file == "P"} | self.allocator.excluded["P"]
+        idle = [number for number in self.idle_predicates(item.index) if number not in taken]
+        if not idle:
+            raise RegisterPressureError(
+                "predicates",
+                f"{self.kernel.name}: no predicate is free for %{name} at instruction {item.index}: each of "
+                "P0-P6 is excluded, holds a value that is needed later, or was written just before",
+                "choose a neighbouring instruction",
+            )
+        self._borrowed[item.index] = self._borrowed.get(item.index, frozenset()) | {("P", idle[0])}
+        return idle[0]
 
     def _lines(
         self, item: Insertion, owner: int, registers: Mapping[str, tuple[str, int, int]], base: int

@@ -161,7 +161,7 @@ class Rewriter:
             name: (item.file, allocator.take(item.file, item.width, name), item.width)
             for name, item in self._reserved.items()
         }
-        binder = Binder(self.isa, self.kernel, around.view, allocator, state)
+        binder = Binder(self.isa, self.kernel, around.view, allocator, state, around.idle_predicates)
         runs, registers = binder.bind(self._insertions)
         own = frozenset(
             (file, number)

@@ -50,13 +50,14 @@ class Line:
 
 @dataclass(slots=True)
 class Run:
-    """The lines before original instruction ``index``; the first ``entry`` of them run only at function
-    entry.
+    """The lines before original instruction ``index``; the first ``entry`` of them run only at function entry.
+    ``borrowed``: registers of the kernel that are idle there and that these lines may write.
     """
 
     index: int
     lines: list[Line]
     entry: int = 0
+    borrowed: frozenset[Key] = frozenset()
 
 
 @dataclass(slots=True)
@@ -175,7 +176,7 @@ class Scheduler:
                     state.boards[board].results |= pending.results
                     state.boards[board].sources |= pending.sources
             earliest = issued[-1] + self._least_stall(run.lines[position - 1]) if issued else 0
-            mine = self.own | self.entry_only if position < run.entry else self.own
+            mine = self.own | run.borrowed | (self.entry_only if position < run.entry else frozenset())
             when, mask = self._demands(run, line, state, earliest, mine)
             if line.target == TO_ORIGINAL:
                 mask |= sum(
@@ -326,11 +327,11 @@ class Scheduler:
         by_index = {run.index: run for run in runs}
         for run in runs:
             end = ends[run.index]
-            # The kernel may write a register of the entry's right away: let every result land first.
+            # The kernel may write a register of its own right away: let every result land first.
             landing = [
                 at + self._settled(key[0], producer)
                 for key, items in end.results.items()
-                if key in self.entry_only
+                if key not in self.own
                 for at, producer in items
             ]
             shortfall = max([self._shortfall(run, end, by_index), *landing])

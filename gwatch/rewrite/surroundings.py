@@ -7,12 +7,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gwatch.cuda.binary.elf import SHF_ALLOC
+from gwatch.cuda.binary.elf import SHF_ALLOC, STT_FUNC
 from gwatch.errors import UnsupportedError
 from gwatch.rewrite.registers import SPARE
 from gwatch.sass.cfg import Cfg, Flow, build_cfg, opcode_keys
+from gwatch.sass.control import NO_SCOREBOARD
+from gwatch.sass.latency import UNSEEN
+from gwatch.sass.liveness import PredicateLiveness
 from gwatch.sass.motion import refuse_relative_returns, return_addresses
-from gwatch.sass.scoreboards import Waits
+from gwatch.sass.scoreboards import Waits, producers
 from gwatch.sass.uses import CodeView
 
 if TYPE_CHECKING:
@@ -121,6 +124,32 @@ class Surroundings:
             out |= view.named(file)
         return frozenset(out)
 
+    @cached_property
+    def predicate_liveness(self) -> PredicateLiveness:
+        """Which predicates matter where."""
+        return PredicateLiveness(self.cfg, self.view)
+
+    def idle_predicates(self, index: int) -> list[int]:
+        """Predicates that code before instruction ``index`` may overwrite: their value isn't needed any more, and
+        no write of them can still be on its way.
+        """
+        live = self.predicate_liveness.live_in(index)
+        return [
+            number
+            for number in reversed(range(self.isa.arch.predicate_true))
+            if not live >> number & 1 and self._settled(index, number)
+        ]
+
+    def _settled(self, index: int, predicate: int) -> bool:
+        for item in producers(self.cfg, self.view, self.waits, index, "P", predicate):
+            board = int(self.view.control["write_scoreboard"][item.index])
+            fixed = self.view.facts(item.index).kind == "fixed"
+            if not (
+                item.distance >= UNSEEN if fixed else board != NO_SCOREBOARD and item.waited >> board & 1
+            ):
+                return False
+        return True
+
     def refuse(self, state: bool, twin: bool) -> None:
         """Raise UnsupportedError by name for what can't be rewritten yet."""
         name = self.kernel.name
@@ -172,7 +201,11 @@ class Surroundings:
         for section in elf.relocation_sections(self.kernel.section_index):
             for item in elf.relocations(section):
                 named[item.offset // size] = elf.symbols[item.symbol].name
-        outside = {symbol.name for symbol in elf.symbols if symbol.section == 0 and symbol.name}
+        outside = {
+            symbol.name
+            for symbol in elf.symbols
+            if symbol.section == 0 and symbol.kind == STT_FUNC and symbol.name
+        }
         for index in self.leaves:
             callees = {named[index]} if index in named else outside
             unknown = sorted((callees & outside) - NEVER_RETURN)

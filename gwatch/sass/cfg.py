@@ -13,6 +13,7 @@ there.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -296,7 +297,7 @@ class Cfg:
         """The basic blocks in address order, covering the section."""
         if self._blocks is None:
             starts = [*np.flatnonzero(self.leaders).tolist(), len(self.flow.kind)]
-            self._blocks = tuple(Block(a, b) for a, b in zip(starts, starts[1:], strict=False))
+            self._blocks = tuple(Block(a, b) for a, b in itertools.pairwise(starts))
         return self._blocks
 
     def reachable(self, starts: Iterable[int]) -> npt.NDArray[np.bool_]:

@@ -20,7 +20,7 @@ from gwatch.errors import GWatchError, HazardError
 from gwatch.sass.cfg import OUTSIDE, Cfg, Flow, Words, build_cfg
 from gwatch.sass.control import NO_SCOREBOARD, Control
 from gwatch.sass.latency import LatencyTable, latency_class
-from gwatch.sass.scoreboards import FAR, Waits, readiness
+from gwatch.sass.scoreboards import FAR, Waits, producers, readiness
 from gwatch.sass.uses import CodeView, Use
 
 if TYPE_CHECKING:
@@ -221,11 +221,46 @@ class RewriteChecker:
                     )
         for use in facts.uses:
             ours = [key in mine for key in _keys(use)]
-            if any(ours):
+            if any(ours) or use.write:
                 self._window(index, use)
-            if not all(ours) and not use.write:
-                self._kernel_value(index, use)
+            if not all(ours):
+                if use.write:
+                    self._kernel_writes(index, use)
+                else:
+                    self._kernel_value(index, use)
             self.reads += not use.write
+
+    def _idle(self, index: int, key: Key) -> bool:
+        """Whether no original instruction can still read ``key`` before it is surely overwritten."""
+        seen = set()
+        stack = self.cfg.successors(index)
+        while stack:
+            at = stack.pop()
+            if at in seen:
+                continue
+            seen.add(at)
+            if not self.inserted[at]:
+                facts = self.view.facts(at)
+                if not facts.complete:
+                    return False
+                touched = [use for use in facts.uses if use.file == key[0] and use.covers(key[1])]
+                if any(not use.write for use in touched):
+                    return False
+                if touched and facts.guard == (7, False):
+                    continue
+            stack.extend(self.cfg.successors(at))
+        return True
+
+    def _kernel_writes(self, index: int, use: Use) -> None:
+        """A write of the kernel's that is still on its way must not land on top of an inserted one."""
+        for number in range(use.first, use.first + use.count):
+            for item in producers(self.cfg, self.view, self.waits, index, use.file, number):
+                facts = self.view.facts(item.index)
+                board = int(self.view.control["write_scoreboard"][item.index])
+                waited = item.waited | int(self.view.control["wait_mask"][index])
+                if facts.kind == "fixed" or (board != NO_SCOREBOARD and waited >> board & 1):
+                    continue
+                self._report(index, "in-flight", f"{facts.text} may still write {use.file}{number}")
 
     def _mine(self, index: int) -> frozenset[Key]:
         """Registers that the inserted word ``index`` may write."""
@@ -319,7 +354,7 @@ class RewriteChecker:
         for first, end in runs:
             start = _Flight() if first < self.old.entry else carried.copy()
             self._handed_over(end, self._replay(first, end, start, carried, report=True))
-        self._entry_lands()
+            self._lands(first, end)
 
     def _handed_over(self, end: int, flight: _Flight) -> None:
         """Report registers of the kernel (or of its entry) that are still in flight when the kernel goes
@@ -330,31 +365,19 @@ class RewriteChecker:
                 name = "".join(map(str, min(lent)))
                 self._report(end - 1, "lent", f"{name} may still {where} when the kernel goes on")
 
-    def _entry_lands(self) -> None:
-        """Results in registers that the kernel uses as well must be there before it runs."""
+    def _lands(self, first: int, end: int) -> None:
+        """Results in registers that the kernel uses as well must be there before it goes on."""
         left = 0
-        for index in reversed(range(self.old.entry)):
+        for index in reversed(range(first, end)):
             left += self.view.stall(index)
             facts = self.view.facts(index)
-            shared = any(key not in self.old.own for use in facts.writes() for key in _keys(use))
-            if shared and facts.kind == "fixed":
-                slow = max(
-                    self.latency.settled(latency_class(facts.opcode), use.file) for use in facts.writes()
-                )
-                after = self._behind_entry()
-                if left + after < slow:
+            for use in facts.writes():
+                shared = any(key not in self.old.own for key in _keys(use))
+                slow = self.latency.settled(latency_class(facts.opcode), use.file)
+                if shared and facts.kind == "fixed" and left < slow:
                     self._report(
-                        index,
-                        "lands-late",
-                        f"{facts.text} may land {slow - left - after} cycles into the kernel",
+                        index, "lands-late", f"{facts.text} may land {slow - left} cycles into the kernel"
                     )
-
-    def _behind_entry(self) -> int:
-        index, cycles = self.old.entry, 0
-        while index < len(self.inserted) and self.inserted[index]:
-            cycles += self.view.stall(index)
-            index += 1
-        return cycles
 
     def _replay(self, first: int, end: int, flight: _Flight, joining: _Flight, report: bool) -> _Flight:
         arriving: dict[int, list[_Flight]] = {}
@@ -419,4 +442,5 @@ def check_rewrite(isa: Isa, latency: LatencyTable, rewrite: Rewrite) -> str:
             f"new instruction {first.index}: {first.kind}: {first.message}{more}",
             "nothing was written; this is a defect of the rewriter or of the latency table",
         )
-    return f"{len(checker.new)} inserted lines, {checker.reads} operand reads, {len(checker.place)} originals: 0 reports"
+    counted = f"{len(checker.new)} inserted lines, {checker.reads} operand reads, {len(checker.place)} originals"
+    return f"{counted}: 0 reports"

@@ -13,7 +13,7 @@ The class of an instruction is its mnemonic plus the modifiers that change its r
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 
 from gwatch._resources import resource
 from gwatch.errors import ToolError, UnsupportedError
@@ -47,12 +47,15 @@ class LatencyTable:
     pairs: dict[tuple[str, str, str, str], tuple[int, int, int]]
     overwrites: dict[tuple[str, str, str], tuple[int, int, int]]
     floors: dict[tuple[str, str, str, str], int]
+    given: dict[tuple[str, str, str, str], int]
     signal: int
 
     def distance(self, producer: str, file: str, consumer: str, role: str) -> int:
         """Issue cycles that code made from nothing must leave; a pair seen too rarely waits 15."""
-        _, cycles, seen = self.pairs.get((producer, file, consumer, role), _NEVER)
-        return max(cycles if seen >= TRUST else UNSEEN, self._floor(producer, file, consumer, role))
+        pair = (producer, file, consumer, role)
+        _, cycles, seen = self.pairs.get(pair, _NEVER)
+        known = cycles if seen >= TRUST else UNSEEN
+        return max(min(known, self.given.get(pair, known)), self._floor(*pair))
 
     def minimum(self, producer: str, file: str, consumer: str, role: str) -> int:
         """The smallest distance ever seen: a smaller one is an error. 1 for a pair never seen."""
@@ -91,6 +94,7 @@ def parse_table(text: str, arch: str) -> LatencyTable:
     pairs: dict[tuple[str, str, str, str], tuple[int, int, int]] = {}
     overwrites: dict[tuple[str, str, str], tuple[int, int, int]] = {}
     floors: dict[tuple[str, str, str, str], int] = {}
+    given: dict[tuple[str, str, str, str], int] = {}
     signal = 2
     for line in text.splitlines():
         word = line.split("#", 1)[0].split()
@@ -102,12 +106,14 @@ def parse_table(text: str, arch: str) -> LatencyTable:
             overwrites[word[1], word[2], word[3]] = (int(word[4]), int(word[5]), int(word[6]))
         elif word[0] == "floor":
             floors[word[1], word[2], word[3], word[4]] = int(word[5])
+        elif word[0] == "given":
+            given[word[1], word[2], word[3], word[4]] = int(word[5])
         elif word[0] == "signal":
             signal = int(word[1])
-    return LatencyTable(arch, pairs, overwrites, floors, signal)
+    return LatencyTable(arch, pairs, overwrites, floors, given, signal)
 
 
-@lru_cache(maxsize=None)
+@cache
 def latency_for(table: str) -> LatencyTable:
     """The latency table called ``table`` (``Arch.table``, e.g. "sm_90").
 

@@ -7,6 +7,7 @@ instructions touch a given register. Words that differ only in their control bit
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
 Words = npt.NDArray[np.uint64]
 FILES = ("R", "UR", "P", "UP", "B")
 UNKNOWN = "?"
+ADDEND = "addend"
+_ADDING = frozenset({"IMAD", "UIMAD", "FFMA", "DFMA", "HFMA2", "IDP", "IDP4A"})
+_PREDICATE = re.compile(r"!?U?P[0-9T]+$")
+_REGISTER = re.compile(r"\b(U?R)(\d+)")
 _CONTROL_HIGH = np.uint64(CONTROL_MASK >> 64)
 _PLAIN = Control().to_bits()
 _PLAIN_HIGH = np.uint64(_PLAIN >> 64)
@@ -80,10 +85,10 @@ def word_facts(isa: Isa, word: int) -> WordFacts:
     except DecodeError:
         return _NOT_KNOWN
     effects = decoded.effects
-    uses = tuple(
-        [Use(use.file, use.first, use.count, use.role, False) for use in effects.reads]
-        + [Use(use.file, use.first, use.count, use.role, True) for use in effects.writes]
-    )
+    reads = [Use(use.file, use.first, use.count, use.role, False) for use in effects.reads]
+    if decoded.mnemonic in _ADDING:
+        _mark_addend(reads, decoded.text)
+    uses = (*reads, *(Use(use.file, use.first, use.count, use.role, True) for use in effects.writes))
     return WordFacts(
         True,
         effects.complete,
@@ -94,6 +99,20 @@ def word_facts(isa: Isa, word: int) -> WordFacts:
         uses,
         decoded.text,
     )
+
+
+def _mark_addend(reads: list[Use], text: str) -> None:
+    """Give the addend of a multiply-add its own role: it is read later than the factors."""
+    operands = text.split(", ")
+    sources = [item for item in operands[1:] if not _PREDICATE.match(item)]
+    register = _REGISTER.search(sources[2]) if len(sources) > 2 else None
+    if register is None:
+        return
+    for place in reversed(range(len(reads))):
+        use = reads[place]
+        if use.role == "data" and use.file == register[1] and use.first == int(register[2]):
+            reads[place] = Use(use.file, use.first, use.count, ADDEND, False)
+            return
 
 
 def plain(word: int) -> int:
@@ -184,3 +203,16 @@ class CodeView:
         """Indices of the words whose reads and writes the tables can't list completely."""
         self._columns()
         return [index for index in range(len(self)) if not self.facts(index).complete]
+
+    def predicate_masks(self) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
+        """Per instruction: predicates it reads (guard included), and those it surely overwrites (bit n = Pn)."""
+        index, files, first, count, write = self._columns()
+        chosen = files == FILES.index("P")
+        bits = (((1 << count[chosen]) - 1) << first[chosen]) & 0x7F
+        reads, kills = np.zeros(len(self), np.uint8), np.zeros(len(self), np.uint8)
+        written = write[chosen] == 1
+        np.bitwise_or.at(reads, index[chosen][~written], bits[~written].astype(np.uint8))
+        np.bitwise_or.at(kills, index[chosen][written], bits[written].astype(np.uint8))
+        guarded = (self.words[:, 0] >> np.uint64(12) & np.uint64(15)) != np.uint64(7)
+        kills[guarded] = 0
+        return reads, kills
