@@ -33,6 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     views.add_argument("--bubbles", action="store_true", help="pipeline summary and longest bubbles")
     views.add_argument("--concurrency", action="store_true", help="rows inside a region, over time")
     views.add_argument("--outliers", action="store_true", help="rows with unusual active time")
+    views.add_argument("--roles", action="store_true", help="who waits for whom, on what, where")
+    views.add_argument("--source", action="store_true", help="sites in code order, with times")
+    views.add_argument("--diff", metavar="REPORT", help="compare with another report: it is before, this is after")
     views.add_argument("--longest-bubble", action="store_true", help="the ten longest bubbles")
     views.add_argument("--longest", metavar="SCOPE", help="the ten longest intervals of a scope")
     parser.add_argument("--sample", default="32", metavar="N",
@@ -53,10 +56,13 @@ def run(args: argparse.Namespace) -> int:
     full, number, total = _choose(report, args.run)
     sample = _integer(args.sample, "--sample", 0)
     narrowed = _narrow(full, args)
+    before = None
+    if args.diff is not None:
+        before = _narrow(_choose(File.load(args.diff), args.run)[0], args)
     if args.json:
-        print(dump(_summary(narrowed, full)))
+        print(dump(_summary(narrowed, full, before)))
     else:
-        print("\n".join(_views(narrowed, full, number, total, sample, args)))
+        print("\n".join(_views(narrowed, full, before, number, total, sample, args)))
     return 0 if len(full.trace) else 3
 
 
@@ -100,7 +106,9 @@ def _narrow(run: Any, args: argparse.Namespace) -> Any:
     return run
 
 
-def _summary(run: Any, full: Any) -> dict[str, Any]:
+def _summary(run: Any, full: Any, before: Any) -> dict[str, Any]:
+    from gwatch.common.format.compare import compare_runs
+    from gwatch.common.format.waits import role_table, wait_table
     a = run.analysis
     first = ("scope_labels", "n_threads", "n_records", "t_min", "t_max")
     skip = {"verdict", "grid_dim", "block_dim", "block_size"}
@@ -109,11 +117,14 @@ def _summary(run: Any, full: Any) -> dict[str, Any]:
             "launch": {"grid_dim": a["grid_dim"], "block_dim": a["block_dim"], "block_size": a["block_size"],
                        "warp_size": 32}, **{k: a[k] for k in first},
             **{k: v for k, v in a.items() if k not in skip and k not in first and k != "launch"},
-            "launch_details": a.get("launch") or {}, "filtered": run is not full}
+            "launch_details": a.get("launch") or {}, "filtered": run is not full,
+            "roles": role_table(run), "waits": wait_table(run),
+            **({"diff": compare_runs(before, run)} if before is not None else {})}
 
 
-def _views(run: Any, full: Any, number: int, total: int, sample: int, args: argparse.Namespace) -> list[str]:
-    from gwatch.common.format import timeline, views
+def _views(run: Any, full: Any, before: Any, number: int, total: int, sample: int,
+           args: argparse.Namespace) -> list[str]:
+    from gwatch.common.format import timeline, views, views_more
     from gwatch.common.format.text import Style
     from gwatch.errors import TraceError
     terminal = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
@@ -123,7 +134,7 @@ def _views(run: Any, full: Any, number: int, total: int, sample: int, args: argp
         raise TraceError("no-scope", f"there is no scope {args.longest!r}",
                          "the scopes are " + (", ".join(run.labels) or "none: the trace has no regions"))
     chosen = (args.stats, args.timeline, args.bubbles, args.concurrency, args.outliers, args.longest_bubble,
-              args.longest is not None)
+              args.longest is not None, args.roles, args.source, before is not None)
     default = not any(chosen)
     blocks = [views.verdict_lines(full.analysis["verdict"], style), views.header(run, number, total, style)]
     if default or args.stats:
@@ -135,6 +146,12 @@ def _views(run: Any, full: Any, number: int, total: int, sample: int, args: argp
         blocks.append(views.pipeline_view(run, style))
     if args.bubbles or args.longest_bubble:
         blocks.append(views.bubbles_view(run, style, 10 if args.longest_bubble else 5))
+    if before is not None:
+        blocks.append(views_more.diff_view(before, run, style))
+    if args.roles:
+        blocks.append(views_more.roles_view(run, style))
+    if args.source:
+        blocks.append(views_more.source_view(run, style))
     if args.concurrency:
         blocks.append(views.concurrency_view(run, style))
     if args.outliers:
@@ -152,6 +169,8 @@ def _next(run: Any, args: argparse.Namespace, number: int, style: Any) -> list[s
     base = f"gwatch show {shlex.quote(args.report)}" + (f" --run {number}" if number else "")
     a = run.analysis
     commands = []
+    if len(run.roles) > 1 and a["longest_bubbles"] and not args.roles:
+        commands.append(f"{base} --roles")
     if a["longest_bubbles"]:
         rows = run.trace.rows
         block = int(rows.block[rows.tid == a["longest_bubbles"][0]["tid"]][0])

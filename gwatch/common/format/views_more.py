@@ -1,0 +1,91 @@
+"""Text views beyond the tables: roles and waits, sites in code order, and two runs compared."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gwatch.common.format.compare import SIGNIFICANCE, compare_runs
+from gwatch.common.format.run import Run
+from gwatch.common.format.text import Style, clip, duration, locator, table
+from gwatch.common.format.views import source_line
+from gwatch.common.format.waits import role_table, wait_table
+
+MAX_WAITS = 15
+
+
+def _block(title: str, lines: list[str], style: Style) -> list[str]:
+    return [style.bold(title), *(style.clean(line) for line in lines)]
+
+
+def roles_view(run: Run, style: Style) -> list[str]:
+    """Per role how its time splits; then who waits, between what, and what had just ended elsewhere."""
+    if not run.roles:
+        return _block("Roles", ["no scope_roles were given; waits are listed without releasers"], style) + (
+            _waits(run, style))
+    unit = run.unit
+    body = [(clip(r["role"] or "no role", 24), r["rows"], duration(r["active"], unit), duration(r["bubble"], unit),
+             f"{r['active_share']:.1%}") for r in role_table(run)]
+    return _block("Roles", table(["role", "rows", "active", "waiting", "active share"], body), style) + (
+        _waits(run, style))
+
+
+def _waits(run: Run, style: Style) -> list[str]:
+    found, unit = wait_table(run), run.unit
+    if not found:
+        return ["", style.bold("Waits"), "none"]
+    place = {int(t): i for i, t in enumerate(run.trace.rows.tid)}
+    base = run.time_range[0]
+    body = [(clip(w["role"], 16), f"{clip(w['before'], 18)} -> {clip(w['after'], 18)}", w["count"],
+             duration(w["total"], unit), f"{w['share']:.1%}", duration(w["p50"], unit),
+             "-" if w["released_by"] is None else clip(f"{w['released_by_role'] or ''} {w['released_by']}", 26),
+             duration(w["slack_p50"], unit),
+             f"{locator(run.trace.rows, place[w['longest_tid']])} +{duration(w['longest_start'] - base, unit)}")
+            for w in found[:MAX_WAITS]]
+    head = ["role", "waits between", "count", "total", "of life", "p50", "ended just before", "slack p50",
+            "longest at"]
+    more = [f"… {len(found) - MAX_WAITS} more kinds (--json)"] if len(found) > MAX_WAITS else []
+    return ["", *_block("Waits", table(head, body, (0, 1, 6, 8)) + more, style)]
+
+
+def source_view(run: Run, style: Style) -> list[str]:
+    """Sites in code order with their source line, instruction, firings, and what begins and ends there."""
+    known = {int(site.get("site_id", i)): site for i, site in enumerate(run.sites)}
+    stats = {s["site_id"]: s for s in run.analysis["site_stats"]}
+    mean: dict[str, str] = {s["scope_label"]: duration(s["mean"], run.unit) for s in run.analysis["scope_stats"]}
+
+    def position(number: int) -> tuple[int, int]:
+        return int(known.get(number, {}).get("index", number)), number
+
+    body: list[tuple[Any, ...]] = []
+    for number in sorted(set(known) | set(stats), key=position):
+        site, s = known.get(number, {}), stats.get(number)
+        marks = [f"ends {r.label}" for r in run.regions if r.leave == number]
+        marks += [f"begins {r.label} ({mean.get(r.label, '-')})" for r in run.regions if r.enter == number]
+        pc = site.get("pc")
+        body.append((number, "" if pc is None else f"{int(pc):#06x}", clip(source_line(site), 26),
+                     clip(str(site.get("instruction", "")).strip(), 46), s["count"] if s else 0,
+                     duration(s["repeat_mean"] if s else None, run.unit), clip(", ".join(marks), 44)))
+    head = ["site", "pc", "line", "instruction", "records", "repeat mean", "regions (mean)"]
+    return _block("Sites in code order", table(head, body, (0, 1, 2, 3, 6)), style)
+
+
+def diff_view(before: Run, after: Run, style: Style) -> list[str]:
+    """Two runs scope by scope; ``before`` is the baseline."""
+    d = compare_runs(before, after)
+    unit = d["unit"]
+    body = [(clip(s["scope_label"], 30), s["count_before"], s["count_after"], duration(s["p50_before"], unit),
+             duration(s["p50_after"], unit), f"{s['change']:+.1%}", duration(s["total_before"], unit),
+             duration(s["total_after"], unit), f"{s['p_value']:.2g}", s["verdict"]) for s in d["scopes"]]
+    head = ["scope_label", "count", "after", "p50", "after", "change", "total", "after", "p", "verdict"]
+    span = d["span_after"] / d["span_before"] - 1 if d["span_before"] else 0.0
+    lines = [f"span {duration(d['span_before'], unit)} -> {duration(d['span_after'], unit)} ({span:+.1%})"]
+    lines += table(head, body, (0, 9)) if body else ["no scope ran in both"]
+    for key, text in (("only_before", "only before"), ("only_after", "only after")):
+        if d[key]:
+            lines.append(f"{text}: {', '.join(d[key])}")
+    if before.kernel != after.kernel:
+        lines.append(f"kernels differ: {clip(before.kernel, 40)} and {clip(after.kernel, 40)}")
+    lines.append(f"blocks are the units; faster or slower: rank test at p < {SIGNIFICANCE:g} and medians 1 % "
+                 "apart; one launch of each")
+    return _block("Before and after", lines, style)
+

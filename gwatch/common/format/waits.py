@@ -1,0 +1,126 @@
+"""Who waits for whom: holes in a row's work, and which other role's work ended before each hole did.
+
+A wait is a hole between two covered stretches of a row. It is *released* by the interval of another role in the
+same block that ended last within the hole. That is a coincidence in time, not a proof: the share of waits that
+have a releaser, and how tightly (the slack between that end and the wait's end), say how far to believe it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gwatch.common.format import analysis as tables
+from gwatch.common.format.records import I64
+from gwatch.common.format.run import Run
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """W holes between covered stretches, ordered by (row, start)."""
+
+    row: I64
+    start: I64
+    end: I64
+    before: I64
+    """Scope that ended last before the hole."""
+    after: I64
+    """Scope that begins after it."""
+    released_by: I64
+    """Index of the releasing interval; -1 for none."""
+
+
+def find_waits(run: Run) -> Waits:
+    """All holes of all rows, with their releasers where the run has roles."""
+    cover, scope = run.cover, run.scope.astype(np.int64)
+    none = np.zeros(0, np.int64)
+    if len(cover.row) < 2:
+        return Waits(none, none, none, none, none, none)
+    hole = np.flatnonzero((cover.row[1:] == cover.row[:-1]) & (cover.start[1:] > cover.end[:-1]))
+    row, start, end = cover.row[hole], cover.end[hole], cover.start[hole + 1]
+    return Waits(row, start, end, scope[cover.last[hole]], scope[cover.first[hole + 1]],
+                 _releasers(run, row, start, end))
+
+
+def _releasers(run: Run, row: I64, start: I64, end: I64) -> I64:
+    result = np.full(len(row), -1, np.int64)
+    names, role = tables.row_roles(run.intervals, run.scope, run.labels, run.roles, len(run.trace.rows))
+    if len(names) < 2 or len(row) == 0:
+        return result
+    iv, block = run.intervals, run.trace.rows.block
+    best = np.full(len(row), np.iinfo(np.int64).min)
+    for other in range(len(names)):
+        mine = np.flatnonzero(role[iv.row] == other)
+        if len(mine) == 0:
+            continue
+        order = mine[np.lexsort((iv.end[mine], block[iv.row[mine]]))]
+        # (block, end) as one key: blocks are ranked, times are relative to the first one.
+        blocks = np.unique(block)
+        base = min(int(iv.end[mine].min()), int(end.min()))
+        span = max(int(iv.end[mine].max()), int(end.max())) - base + 1
+        keys = np.searchsorted(blocks, block[iv.row[order]]) * span + (iv.end[order] - base)
+        mine_block = np.searchsorted(blocks, block[row]) * span
+        place = np.searchsorted(keys, mine_block + (end - base), side="right") - 1
+        found = place >= 0
+        candidate = order[np.maximum(place, 0)]
+        when = iv.end[candidate]
+        found &= (block[iv.row[candidate]] == block[row]) & (when > start) & (role[row] != other) & (when > best)
+        result[found], best[found] = candidate[found], when[found]
+    return result
+
+
+def wait_table(run: Run) -> list[dict[str, Any]]:
+    """Waits by (waiting role, scope before, scope after, releasing role and scope), longest total first.
+
+    ``share`` is the part of the waiting role's total lifetime; ``slack_p50`` the median time from the release to
+    the wait's end; ``longest`` locates the longest one.
+    """
+    waits, iv = find_waits(run), run.intervals
+    if len(waits.row) == 0:
+        return []
+    names, role = tables.row_roles(iv, run.scope, run.labels, run.roles, len(run.trace.rows))
+    _, per_row = tables.pipeline(run.cover, run.trace)
+    lifetime = np.zeros(len(names) + 1)
+    np.add.at(lifetime, role[per_row[:, 0]], per_row[:, 3])
+    released = waits.released_by >= 0
+    releaser = np.where(released, waits.released_by, 0)
+    by_role = np.where(released, role[iv.row[releaser]], -1)
+    by_scope = np.where(released, run.scope[releaser], -1)
+    key = np.stack([role[waits.row], waits.before, waits.after, by_role, by_scope], axis=1)
+    kinds, index = np.unique(key, axis=0, return_inverse=True)
+    index = index.reshape(-1)
+    length = waits.end - waits.start
+    table = []
+    for k, (who, before, after, other, scope) in enumerate(kinds.tolist()):
+        mine = np.flatnonzero(index == k)
+        total = int(length[mine].sum())
+        slack = np.sort((waits.end - iv.end[releaser])[mine]) if other >= 0 or scope >= 0 else None
+        worst = int(mine[np.argmax(length[mine])])
+        table.append({
+            "role": names[who] if who >= 0 else "", "before": run.labels[before], "after": run.labels[after],
+            "released_by_role": names[other] if other >= 0 else None,
+            "released_by": run.labels[scope] if scope >= 0 else None,
+            "count": len(mine), "total": total, "p50": tables.percentile(np.sort(length[mine]), 0.5),
+            "share": total / lifetime[who] if lifetime[who] else 0.0,
+            "slack_p50": tables.percentile(slack, 0.5) if slack is not None else None,
+            "longest": int(length[worst]), "longest_tid": int(run.trace.rows.tid[waits.row[worst]]),
+            "longest_start": int(waits.start[worst])})
+    table.sort(key=lambda w: (-w["total"], w["role"], w["before"], w["after"]))
+    return table
+
+
+def role_table(run: Run) -> list[dict[str, Any]]:
+    """Per role: rows, and how their lifetime splits into active time and waits."""
+    names, role = tables.row_roles(run.intervals, run.scope, run.labels, run.roles, len(run.trace.rows))
+    _, per_row = tables.pipeline(run.cover, run.trace)
+    result = []
+    for k, name in [*enumerate(names), (-1, "")]:
+        mine = per_row[role[per_row[:, 0]] == k]
+        if len(mine) == 0:
+            continue
+        active, bubble, life = (int(mine[:, c].sum()) for c in (1, 2, 3))
+        result.append({"role": name, "rows": len(mine), "active": active, "bubble": bubble, "lifetime": life,
+                       "active_share": active / life if life else 0.0})
+    return result
