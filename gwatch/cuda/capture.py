@@ -13,6 +13,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -53,6 +54,7 @@ class Hooks:
         self._lock = threading.RLock()
         self._cupti: cupti.Cupti | None = None
         self._holders = 0
+        self._process = os.getpid()
         self._names: dict[int, str] = {}
         self._launch_ids: frozenset[int] = frozenset()
         self._observer: Observer | None = None
@@ -91,7 +93,12 @@ class Hooks:
                 self._cupti.unsubscribe()
 
     def release_all(self) -> None:
-        """Give the subscription back whoever holds it; runs at interpreter exit."""
+        """Give the subscription back whoever holds it; runs at interpreter exit.
+
+        A forked child that ends has nothing to give back: the subscription is its parent's.
+        """
+        if os.getpid() != self._process:
+            return
         with self._lock:
             self._holders = min(self._holders, 1)
             self.release()
@@ -110,6 +117,7 @@ class Hooks:
                     f"{self._cupti.path} knows none of the driver's launch calls",
                     "use the CUPTI that belongs to the driver's major version",
                 )
+        self._process, self._loading = os.getpid(), {}
         self._cupti.subscribe(self._callback)
         try:
             self._switch(frozenset(self._names) - self._launch_ids, True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import struct
 from pathlib import Path
 from typing import Any
@@ -223,3 +224,16 @@ def test_a_held_subscription_is_an_error_that_leaves_nothing_on(
         pass
     assert not hooks.installed and not fake.on
     monkeypatch.undo()
+
+
+def test_a_forked_child_leaves_its_parents_subscription_alone(
+    hooks: capture.Hooks, fake: FakeCupti, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hooks.acquire()
+    real = os.getpid()
+    monkeypatch.setattr(os, "getpid", lambda: real + 1)
+    hooks.release_all()
+    assert fake.subscribed
+    monkeypatch.setattr(os, "getpid", lambda: real)
+    hooks.release_all()
+    assert not fake.subscribed
