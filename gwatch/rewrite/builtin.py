@@ -28,7 +28,6 @@ from gwatch.sass.arch import Arch
 CLOCK_REGISTERS = {"gpu": "SR_GLOBALTIMERLO", "sm": "SR_CLOCKLO", "anchor": "SR_CLOCKLO"}
 STATE = ("off", "base", "addr", "rec", "desc")
 
-_X_IN_WIDE = 2
 _LANE_BITS = LANES.bit_length() - 1
 
 
@@ -140,14 +139,17 @@ def record(
     # ELECT first: a predicate takes longest to reach a guard.
     lines = ["ELECT %elected, URZ, PT"] if elect_free else []
     lines.append(f"{read} %rec, {CLOCK_REGISTERS[clock]}")
-    if value == "ns:64":
-        lines += _value(value, f"%rec+{_X_IN_WIDE}", guarded)
-    elif pair:
+    place = "%rec+3" if fmt.kind is RecordKind.LONG else "%rec+2"
+    timer = value in ("ns", "ns:64")
+    if timer:
+        lines += _value(value, place, guarded)
+    # The timer as a value may fill the pair's word already.
+    if pair and value != "ns:64" and not (timer and place == "%rec+3"):
         lines.append("CS2R.32 %rec+3, SR_GLOBALTIMERLO")
     if warp_level and not elect_free:
         lines += _elect_lowest(fmt, "%guard" if guarded else "PT")
-    if value != "ns:64":
-        lines += _value(value, "%rec+3" if fmt.kind is RecordKind.LONG else f"%rec+{_X_IN_WIDE}", guarded)
+    if not timer:
+        lines += _value(value, place, guarded)
     lines.append(f"LOP3.LUT {tag}, %off, {{site}}, RZ, 0xfc, !PT")
     if fmt.keep is Keep.NEWEST:
         lines.append(f"LOP3.LUT %addr, %off, {fmt.mask:#x}, %base, 0xea, !PT")

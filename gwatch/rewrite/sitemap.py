@@ -39,8 +39,8 @@ class MappedSite:
     warp_level: bool
     unconditional: bool
     pair: bool
-    """The record holds the ns timer's low word, read right after the clock: in y, or, where the value is the
-    timer itself (``ns:64``), in x."""
+    """The record's last word is the ns timer's low word, read right after the clock (x where the value is
+    ``ns:64``)."""
     label: str | None = None
 
     @property

@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 
 SPECIALS = ("activemask", "ns", "ns:64")
 
-LONG_NS = {"gpu": 2.0e9, "sm": 0.7e9}
-"""Launches that took this long untraced get 64-bit times: 32 bits last 4.29 s and at least 1.43 s, and
-tracing slows a kernel down."""
+LONG_NS = {"gpu": 2.0e9, "sm": 0.7e9, "anchor": 0.7e9}
+"""Launches that took this long untraced get 64-bit times: 32 bits last 4.29 s of ns and at least 1.43 s of
+cycles, and tracing slows a kernel down."""
 PAIRS_NS = 1.0e6
 """``anchor`` launches that took this long get a clock pair in every record that has room."""
-ANCHOR_ALL_PAIRS_NS = 0.7e9
 ANCHOR_LIMIT_NS = 2.0e9
+"""``anchor`` stops here: the timer's half of a pair has 32 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,10 +138,12 @@ class SassTraceSite:
             return 0
         return 64 if self.value.endswith(":64") else 32
 
-    @property
-    def pair_room(self) -> bool:
-        """Whether a wide record of this site can hold the ns timer's low word (or does so anyway)."""
-        return self.record_bits < 64 or self.special == "ns:64"
+    def carries_pair(self, kind: RecordKind) -> bool:
+        """Whether a record of ``kind`` has room for the ns timer's low word, or holds it as its value
+        anyway."""
+        if kind is RecordKind.WIDE:
+            return self.record_bits < 64 or self.special == "ns:64"
+        return kind is RecordKind.LONG and (self.record_bits == 0 or self.special == "ns")
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,24 +173,10 @@ def choose_format(
         raise TraceError("trace-keep", f"keep {keep!r}", "newest or first")
     bits = max(site.record_bits for site in sites)
     duration = duration_ns or 0.0
-    kind = RecordKind.WIDE if bits else RecordKind.NARROW
-    pairs = False
+    pairs = clock == "anchor" and duration >= PAIRS_NS
+    kind = RecordKind.WIDE if bits or pairs else RecordKind.NARROW
     seconds = f"the kernel takes {duration / 1e9:.3g} s"
-    if clock == "anchor":
-        pairs = duration >= PAIRS_NS
-        if duration >= ANCHOR_LIMIT_NS:
-            raise TraceError(
-                "trace-too-long", f"{seconds}: too long for the anchor clock", "use the gpu clock"
-            )
-        enough = all if duration >= ANCHOR_ALL_PAIRS_NS else any
-        if pairs and not enough(site.pair_room for site in sites):
-            raise TraceError(
-                "trace-too-long",
-                f"{seconds}: a record with a 64-bit value has no room for the clock pair that anchor needs",
-                "record a 32-bit value, add a site without a value, or use the gpu clock",
-            )
-        kind = RecordKind.WIDE if pairs else kind
-    elif duration >= LONG_NS[clock]:
+    if duration >= LONG_NS[clock]:
         if bits == 64:
             raise TraceError(
                 "trace-too-long",
@@ -196,6 +184,14 @@ def choose_format(
                 "record a 32-bit value",
             )
         kind = RecordKind.LONG
+    if clock == "anchor" and duration >= ANCHOR_LIMIT_NS:
+        raise TraceError("trace-too-long", f"{seconds}: too long for the anchor clock", "use the gpu clock")
+    if pairs and not any(site.carries_pair(kind) for site in sites):
+        raise TraceError(
+            "trace-too-long",
+            f"{seconds}: no record has room for the clock pairs that the anchor clock needs then",
+            "add a site without a value, or use the gpu clock",
+        )
     return RingFormat(kind, round_depth(depth), Keep(keep)), pairs
 
 
@@ -256,7 +252,7 @@ def plan_trace(
     view = rewriter.surroundings.view
     for number, site in enumerate(sites):
         guarded = not site.unconditional and view.facts(site.insert_index).guard != (7, False)
-        paired = pairs and site.pair_room
+        paired = pairs and site.carries_pair(fmt.kind)
         snippet = builtin.record(arch, fmt, clock, site.value, paired, site.warp_level, guarded)
         rewriter.insert(site.insert_index, snippet, {"site": number + 1}, site.label or f"site {number}")
     if head:
@@ -329,7 +325,7 @@ def _site_map(
                 value=site.value,
                 warp_level=site.warp_level,
                 unconditional=site.unconditional,
-                pair=pairs and site.pair_room,
+                pair=pairs and site.carries_pair(fmt.kind),
                 label=site.label,
             )
         )

@@ -228,7 +228,7 @@ def test_long_records_hold_64_bit_times(cubin: Cubin) -> None:
         launch.check()
 
 
-@pytest.mark.parametrize("duration", [None, 5e6])
+@pytest.mark.parametrize("duration", [None, 5e6, 1e9])
 def test_anchor_leaves_pairs_at_entry_exit_and_in_long_runs_in_records(
     cubin: Cubin, duration: float | None
 ) -> None:

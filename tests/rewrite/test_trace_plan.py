@@ -89,8 +89,9 @@ NS = SassTraceSite(0, special="ns:64")
         ([XY], "anchor", 0.9e6, RecordKind.WIDE, False),
         ([NONE], "anchor", 2e6, RecordKind.WIDE, True),
         ([NONE, XY], "anchor", 0.2e9, RecordKind.WIDE, True),
-        ([X], "anchor", 1.5e9, RecordKind.WIDE, True),
-        ([NS], "anchor", 1.5e9, RecordKind.WIDE, True),
+        ([NS], "anchor", 0.2e9, RecordKind.WIDE, True),
+        ([NONE, X], "anchor", 1.5e9, RecordKind.LONG, True),
+        ([SassTraceSite(0, special="ns")], "anchor", 1.5e9, RecordKind.LONG, True),
     ],
 )
 def test_records_are_as_wide_as_values_and_times_need(
@@ -107,6 +108,7 @@ def test_records_are_as_wide_as_values_and_times_need(
         ([NONE, XY], "sm", 1e9),
         ([XY], "anchor", 2e6),
         ([NONE, XY], "anchor", 1e9),
+        ([X], "anchor", 1e9),
         ([NONE], "anchor", 2.5e9),
     ],
 )

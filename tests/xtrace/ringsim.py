@@ -128,7 +128,8 @@ class Writer:
         if fmt.kind is RecordKind.NARROW:
             struct.pack_into("<II", self.data, address, full & M32, tag)
         elif fmt.kind is RecordKind.LONG:
-            struct.pack_into("<QII", self.data, address, full, tag, value & M32)
+            x = self.clocks.ns(t + lag) & M32 if spec.pair else value & M32
+            struct.pack_into("<QII", self.data, address, full, tag, x)
         else:
             y = self.clocks.ns(t + lag) & M32 if spec.pair and spec.value_bits < 64 else value >> 32
             struct.pack_into("<IIII", self.data, address, full & M32, tag, value & M32, y)

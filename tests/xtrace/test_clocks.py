@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ringsim import Clocks
 
-from gwatch.cuda.xtrace.clocks import extend32, extend_near, fit_anchor, timer_step
+from gwatch.cuda.xtrace.clocks import extend32, fit_anchor, timer_step
 from gwatch.errors import TraceError
 
 
@@ -19,12 +19,6 @@ from gwatch.errors import TraceError
 def test_extend32_is_exact_below_one_wrap(start: int, ticks: int) -> None:
     low = np.array([(start + ticks) & 0xFFFFFFFF], np.uint32)
     assert extend32(low, np.array([start], np.int64))[0] == start + ticks
-
-
-@given(true=st.integers(2**33, 2**50), off=st.integers(-(2**31) + 5, 2**31 - 5))
-def test_extend_near_finds_the_closest(true: int, off: int) -> None:
-    low = np.array([true & 0xFFFFFFFF], np.uint32)
-    assert extend_near(low, np.array([float(true + off)]))[0] == true
 
 
 def test_timer_step() -> None:

@@ -46,14 +46,6 @@ def extend32(low: npt.NDArray[np.uint32], start: Ints) -> Ints:
     return start + since.astype(np.int64)
 
 
-def extend_near(low: npt.NDArray[np.uint32], near: Floats) -> Ints:
-    """The 64-bit times whose low words are ``low`` and which lie closest to ``near`` (off by less than
-    2**31)."""
-    base = np.rint(near).astype(np.int64)
-    delta = (low - base.astype(np.uint32)).view(np.int32)
-    return base + delta.astype(np.int64)
-
-
 def timer_step(ns: Ints) -> int:
     """The ns timer's step: the largest number that divides all differences of its readings (0: a single
     reading)."""

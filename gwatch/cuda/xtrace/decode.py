@@ -147,10 +147,10 @@ def _check_headers(headers: npt.NDArray[np.void], layout: RingLayout) -> npt.NDA
 def _check_duration(headers: npt.NDArray[np.void], site_map: SiteMap, duration_ns: float | None) -> list[str]:
     """Refuses launches whose 32-bit readings may have wrapped twice; says so where the duration is
     unknown."""
-    if site_map.format.kind is RecordKind.LONG:
+    long = site_map.format.kind is RecordKind.LONG
+    if long and site_map.clock != "anchor":
         return []
-    paired = site_map.clock == "anchor" and all(site.pair for site in site_map.sites)
-    limit = TIMER_WRAP_NS if site_map.clock == "gpu" or paired else CYCLE_WRAP_NS
+    limit = TIMER_WRAP_NS if site_map.clock == "gpu" or long else CYCLE_WRAP_NS
     # The warps' entry times alone bound the duration from below, whatever the caller said.
     seen = float(int(headers["ns_in"].max()) - int(headers["ns_in"].min())) if len(headers) else 0.0
     longest = max(seen, duration_ns or 0.0)

@@ -17,7 +17,6 @@ from gwatch.cuda.xtrace.clocks import (
     MAX_CLOCK_HZ,
     AnchorFit,
     extend32,
-    extend_near,
     fit_anchor,
 )
 from gwatch.errors import TraceError
@@ -95,18 +94,6 @@ class RingReader:
         slots_total = max(1, layout.warps * fmt.depth)
         # Odd, so that it does not pick the same visit of every lane.
         self.pair_stride = slots_total // _MAX_PAIRS | 1
-        self.rate = self._rate_hint() if self.pair.any() else 0.0
-
-    def _rate_hint(self) -> float:
-        """Cycles per ns, roughly, from the longest-lived warp whose exit pair is on record; 1.7 GHz without
-        one."""
-        out = self.headers[self.headers["ns_out"] != 0]
-        if len(out) == 0:
-            return 1.7
-        ns = (out["ns_out"] - out["ns_in"].astype(np.uint32)).astype(np.float64)
-        cycles = (out["clock_out"] - out["clock_in"].astype(np.uint32)).astype(np.float64)
-        good = (ns > 1000) & (ns < 1e9)
-        return float(np.median(cycles[good] / ns[good])) if good.any() else 1.7
 
     def run(self, warps: npt.NDArray[np.int64]) -> npt.NDArray[np.void]:
         """All records of ``warps``; fills ``visits`` and the clock pairs on the way."""
@@ -232,27 +219,23 @@ class RingReader:
         spread: Callable[[npt.NDArray[Any]], npt.NDArray[Any]],
     ) -> npt.NDArray[np.int64]:
         """64-bit times, cycles for ``sm`` and ``anchor``; collects clock pairs."""
-        if self.fmt.kind is RecordKind.LONG:
-            times: npt.NDArray[np.int64] = got["time"].astype(np.int64)
-            return times
         header = np.repeat(self.headers[warps], LANES)
-        start = spread(header["ns_in" if self.clock == "gpu" else "clock_in"].astype(np.int64))
-        low = got["time"]
-        cycles = extend32(low, start)
-        if self.clock != "anchor" or not self.pair.any():
-            return cycles
-        paired = self.pair[site]
-        ns_start = spread(header["ns_in"].astype(np.int64))
-        low_ns = np.where(self.pair_in_x[site], got["x"], got["y"]) if self.pair_in_x.any() else got["y"]
-        ns = extend32(low_ns, ns_start)
-        # The ns reading of the same record says how often the cycle counter wrapped.
-        near = extend_near(low, start + (ns - ns_start) * self.rate)
-        cycles = np.where(paired, near, cycles)
-        chosen = np.flatnonzero(paired)[:: self.pair_stride]
-        sm = np.broadcast_to(spread(header["smid"].astype(np.int64)), site.shape)
-        for pairs, values in ((self.pair_cycles, cycles), (self.pair_ns, ns), (self.pair_sm, sm)):
-            pairs.append(values.reshape(-1)[chosen])
-        return cycles
+        times: npt.NDArray[np.int64]
+        if self.fmt.kind is RecordKind.LONG:
+            times = got["time"].astype(np.int64)
+        else:
+            start = spread(header["ns_in" if self.clock == "gpu" else "clock_in"].astype(np.int64))
+            times = extend32(got["time"], start)
+        if self.pair.any():
+            low = got["x" if self.fmt.kind is RecordKind.LONG else "y"]
+            if self.pair_in_x.any():
+                low = np.where(self.pair_in_x[site], got["x"], low)
+            ns = extend32(low, spread(header["ns_in"].astype(np.int64)))
+            sm = np.broadcast_to(spread(header["smid"].astype(np.int64)), site.shape)
+            chosen = np.flatnonzero(self.pair[site])[:: self.pair_stride]
+            for pairs, values in ((self.pair_cycles, times), (self.pair_ns, ns), (self.pair_sm, sm)):
+                pairs.append(values.reshape(-1)[chosen])
+        return times
 
     def _values(
         self, got: npt.NDArray[np.void], site: npt.NDArray[Any], smid: npt.NDArray[np.int32]
@@ -299,13 +282,10 @@ class RingReader:
         smid = header["smid"].astype(np.int64)
         cycles, ns, sm = [clock_in, *self.pair_cycles], [ns_in, *self.pair_ns], [smid, *self.pair_sm]
         if self.exit_pairs:
-            left = (header["ns_out"] != 0) | (header["clock_out"] != 0)
             ns_out = extend32(header["ns_out"], ns_in)
-            near = clock_in + (ns_out - ns_in) * (self.rate or self._rate_hint())
-            short = ns_out - ns_in < CYCLE_WRAP_NS
-            clock_out = np.where(
-                short, extend32(header["clock_out"], clock_in), extend_near(header["clock_out"], near)
-            )
+            clock_out = extend32(header["clock_out"], clock_in)
+            # A warp that lived for longer may have seen its 32-bit cycles wrap.
+            left = ((header["ns_out"] != 0) | (header["clock_out"] != 0)) & (ns_out - ns_in < CYCLE_WRAP_NS)
             cycles.append(clock_out[left])
             ns.append(ns_out[left])
             sm.append(smid[left])
