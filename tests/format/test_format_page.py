@@ -238,6 +238,27 @@ def test_the_page_draws_what_was_recorded_and_answers_the_pointer(browser, tmp_p
 
 
 @needs_browser
+def test_a_wait_is_named_with_what_ended_before_it(browser, tmp_path):
+    # One block, 1 ns per time unit: math stops at 150 and goes on at 230; the copy warp's load ended at 220.
+    rows = {(0, 0): [(0, 0), (1, 100), (0, 101), (1, 220)], (0, 1): [(2, 105), (3, 150), (2, 230), (3, 300)]}
+    browser.open(page(tmp_path, result_of(rows, (1, 1, 1), (64, 1, 1))))
+    box = browser.box(".time")
+    x = box["left"] + 148 + 190 / 300 * (box["width"] - 148)
+    before = counted(browser)
+    browser.mouse("mouseMoved", x, box["top"] + 24 + 20 + 26 + 20 + 13)
+    tip = browser.text(".tip")
+    assert tip.startswith("waiting  80 ns") and "between math and math" in tip
+    assert "Copy Warp b0 w0 ended load 10 ns before it went on" in tip
+    assert browser.ask("[...document.querySelectorAll('tr.lit')].map((r) => r.dataset.site)") == ["2", "3"]
+    # The arrow from load's end to math's start covers some of their pixels.
+    after = counted(browser)
+    assert after["0"] < before["0"]
+    words = browser.text(".run")
+    assert "Who waits for whom" in words
+    assert browser.problems == []
+
+
+@needs_browser
 def test_zoom_pan_filter_order_and_legend(browser, tmp_path):
     browser.open(page(tmp_path, specialised(blocks=8)))
     browser.ask("document.querySelector('.all').click()")

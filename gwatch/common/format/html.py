@@ -17,11 +17,14 @@ from gwatch.common.format.payload import payload
 from gwatch.common.format.run import Run, plain
 from gwatch.common.format.text import duration, locator
 from gwatch.common.format.views import source_line
+from gwatch.common.format.views_more import MAX_WAITS
+from gwatch.common.format.waits import wait_table
 
 if TYPE_CHECKING:
     from gwatch.common.format.file import File, Section
 
 TEMPLATES = Path(__file__).resolve().parent / "templates"
+SCRIPTS = ("core.js", "timeline.js", "panel.js", "start.js")
 POLICY = ("default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; "
           "base-uri 'none'; form-action 'none'")
 ICONS = {"yes": "✓", "no": "✗", "unknown": "?"}
@@ -61,7 +64,8 @@ def html_chunks(report: File) -> Iterator[str]:
         else:
             yield _other(section)
         yield "</section>\n"
-    yield f"</main>\n<script>\n{_template('page.js')}</script>\n</body>\n</html>\n"
+    script = "\n".join(_template(name) for name in SCRIPTS)
+    yield f'</main>\n<script>\n"use strict";\n(() => {{\n{script}}})();\n</script>\n</body>\n</html>\n'
 
 
 def _template(name: str) -> str:
@@ -95,6 +99,7 @@ def _run(run: Run, number: int, hidden: bool) -> Iterator[str]:
     yield _scopes(run, a)
     yield _regions(run, a)
     yield _pipeline(run, a)
+    yield _waits(run)
     yield "</div>\n"
     yield f'<script type="application/json" class="meta">{embed(meta)}</script>\n'
     yield f'<script type="text/plain" class="blob">{blob}</script>\n</article>\n'
@@ -206,6 +211,18 @@ def _regions(run: Run, a: Mapping[str, Any]) -> str:
              f"{s['dropped']:,}", f"{s['pair_rate']:.1%}") for s in a["region_stats"]]
     head = ["region", "sites", "intervals", "rows", "unpaired", "pair rate"]
     return _card("Paired regions", _table(head, rows, (0, 1)))
+
+
+def _waits(run: Run) -> str:
+    found = wait_table(run)
+    if not found or not run.roles:
+        return ""
+    rows = [(w["role"], f"{w['before']} → {w['after']}", f"{w['count']:,}", duration(w["total"], run.unit),
+             f"{w['share']:.1%}", duration(w["p50"], run.unit),
+             "–" if w["released_by"] is None else f"{w['released_by_role'] or ''} {w['released_by']}",
+             duration(w["slack_p50"], run.unit)) for w in found[:MAX_WAITS]]
+    head = ["role", "waits between", "count", "total", "of its life", "p50", "ended just before", "slack p50"]
+    return _card("Who waits for whom", _table(head, rows, (0, 1, 6)), "wide")
 
 
 def _pipeline(run: Run, a: Mapping[str, Any]) -> str:

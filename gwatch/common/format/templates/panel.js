@@ -1,0 +1,276 @@
+// Pointer, keyboard, selection, and what is under the pointer.
+
+class Panel extends Timeline {
+  gestures() {
+    const canvas = this.canvas;
+    let press = null;
+    const place = (event) => {
+      const box = canvas.getBoundingClientRect();
+      return { x: event.clientX - box.left, y: event.clientY - box.top };
+    };
+    canvas.addEventListener("wheel", (event) => {
+      event.preventDefault();
+      const at = place(event), amount = event.deltaY || event.deltaX;
+      if (event.ctrlKey || event.metaKey) this.zoom(Math.exp(amount * 0.0022), this.time(at.x));
+      else if (event.altKey) this.zoomRows(Math.exp(-amount * 0.0022), at.y);
+      else if (event.shiftKey || Math.abs(event.deltaX) > Math.abs(event.deltaY)) {
+        this.pan(amount / (this.width() - GUTTER));
+      } else { this.top += event.deltaY; this.draw(); }
+    }, { passive: false });
+    canvas.addEventListener("pointerdown", (event) => {
+      if (event.button) return;
+      press = place(event);
+      canvas.setPointerCapture(event.pointerId);
+    });
+    canvas.addEventListener("pointermove", (event) => {
+      const at = place(event);
+      this.hover = at;
+      if (press && Math.abs(at.x - press.x) + Math.abs(at.y - press.y) > 4) {
+        this.tip.hidden = true;
+        this.select(press, at);
+      } else if (!press) this.point(at);
+      this.draw();
+    });
+    canvas.addEventListener("pointerup", (event) => {
+      const at = place(event);
+      if (press && Math.abs(at.x - press.x) + Math.abs(at.y - press.y) <= 4) { this.selection = null; this.draw(); }
+      press = null;
+    });
+    canvas.addEventListener("pointerleave", () => {
+      this.hover = this.link = null;
+      this.tip.hidden = true;
+      this.light(null);
+      this.draw();
+    });
+    canvas.addEventListener("dblclick", () => this.reset());
+    canvas.addEventListener("keydown", (event) => this.key(event));
+    const jump = (event) => {
+      if (!(event.buttons & 1) && event.type !== "click") return;
+      const box = this.over.getBoundingClientRect(), half = (this.t1 - this.t0) / 2;
+      const t = (event.clientX - box.left - GUTTER) / (box.width - GUTTER) * this.span;
+      this.window(t - half, t + half);
+    };
+    this.over.addEventListener("click", jump);
+    this.over.addEventListener("pointermove", jump);
+  }
+
+  key(event) {
+    const actions = { "+": () => this.zoom(0.5), "=": () => this.zoom(0.5), "-": () => this.zoom(2),
+      "0": () => this.reset(), ArrowLeft: () => this.pan(-0.15), ArrowRight: () => this.pan(0.15),
+      ArrowUp: () => { this.top -= 60; }, ArrowDown: () => { this.top += 60; },
+      PageUp: () => { this.top -= this.height() - 60; }, PageDown: () => { this.top += this.height() - 60; },
+      z: () => this.zoomToSelection(), Escape: () => { this.selection = null; } };
+    const action = actions[event.key];
+    if (!action || event.ctrlKey || event.metaKey) return;
+    event.preventDefault();
+    action();
+    this.draw();
+  }
+
+  window(a, b) {
+    const span = Math.min(this.span, Math.max(b - a, Math.min(this.span, 4)));
+    const start = Math.max(0, Math.min(a, this.span - span));
+    this.t0 = start;
+    this.t1 = start + span;
+    this.draw();
+  }
+  zoom(factor, at = (this.t0 + this.t1) / 2) {
+    this.window(at - (at - this.t0) * factor, at + (this.t1 - at) * factor);
+  }
+  pan(share) {
+    const move = (this.t1 - this.t0) * share;
+    this.window(this.t0 + move, this.t1 + move);
+  }
+  zoomRows(factor, y) {
+    const before = this.rowHeight;
+    this.rowHeight = Math.max(0.005, Math.min(60, before * factor));
+    this.top = (this.top + y - AXIS) * (this.rowHeight / before) - (y - AXIS);
+    this.draw();
+  }
+  reset() {
+    [this.t0, this.t1] = this.extent;
+    this.selection = null;
+    this.fitRows();
+    this.draw();
+  }
+  zoomToSelection() {
+    if (!this.selection) return;
+    const { t0, t1 } = this.selection;
+    this.selection = null;
+    this.window(t0, t1);
+  }
+
+  select(from, to) {
+    const a = this.time(Math.max(GUTTER, Math.min(from.x, to.x))), b = this.time(Math.max(from.x, to.x));
+    const clamp = (t) => Math.max(0, Math.min(this.span, t));
+    this.selection = { t0: Math.round(clamp(a)), t1: Math.round(clamp(b)), rows: null };
+    const first = this.rowAt(Math.min(from.y, to.y)), last = this.rowAt(Math.max(from.y, to.y));
+    if (first >= 0 && last > first && Math.abs(to.y - from.y) > 10) this.selection.rows = [first, last];
+  }
+
+  token() {
+    const { meta, data } = this, s = this.selection;
+    const parts = [`gwtrace/1 kernel=${meta.tag} t=${s.t0}:${s.t1}${meta.unit}`];
+    const chosen = s.rows ? this.rows.slice(s.rows[0], s.rows[1] + 1)
+      : this.rows.length < data.rows ? this.rows : null;
+    if (chosen) {
+      const warps = meta.granularity === "warp";
+      parts.push(`lane=${warps ? "warp" : "thread"}:` + ranges(chosen.map((r) =>
+        (warps ? data.block[r] * meta.warps_per_block + data.warp[r] : this.tid(r)))));
+    }
+    const shown = meta.scopes.filter((x, i) => this.shown[i] && !x.mark).map((x) => encodeURIComponent(x.label));
+    if (shown.length && shown.length < meta.scopes.filter((x) => !x.mark).length) {
+      parts.push("scopes=" + shown.join(","));
+    }
+    return parts.join(" ");
+  }
+
+  copy(text) {
+    const done = () => { $(this.root, ".state").textContent = "Copied: " + text; };
+    const byHand = () => {
+      const area = element("textarea");
+      area.value = text;
+      document.body.append(area);
+      area.select();
+      document.execCommand("copy");
+      area.remove();
+      done();
+    };
+    if (navigator.clipboard && window.isSecureContext) navigator.clipboard.writeText(text).then(done, byHand);
+    else byHand();
+  }
+
+  // The hole in row r's work around t, and the interval of another role in its block that ended last in it.
+  waitAt(r, t) {
+    const { data, meta } = this;
+    let reach = -1, before = -1;
+    for (let m = data.first[r]; m < data.first[r + 1]; m++) {
+      if (meta.scopes[data.scope[m]].mark) continue;
+      if (before >= 0 && data.start[m] > reach && reach <= t && t <= data.start[m]) {
+        return Object.assign({ from: reach, to: data.start[m], before, after: m }, this.releaser(r, reach, data.start[m]));
+      }
+      const end = data.start[m] + data.length[m];
+      if (end > reach) { reach = end; before = m; }
+    }
+    return null;
+  }
+
+  releaser(r, from, to) {
+    const { data, meta } = this;
+    let mark = -1, row = -1, when = from;
+    if (data.role[r] >= meta.roles.length) return { mark, row };
+    if (!this.blocks) {
+      this.blocks = new Map();
+      for (let q = 0; q < data.rows; q++) {
+        if (!this.blocks.has(data.block[q])) this.blocks.set(data.block[q], []);
+        this.blocks.get(data.block[q]).push(q);
+      }
+    }
+    for (const q of this.blocks.get(data.block[r])) {
+      if (data.role[q] === data.role[r] || data.role[q] >= meta.roles.length) continue;
+      for (let m = data.first[q]; m < data.first[q + 1] && data.start[m] <= to; m++) {
+        const end = data.start[m] + data.length[m];
+        if (!meta.scopes[data.scope[m]].mark && end > when && end <= to) { mark = m; row = q; when = end; }
+      }
+    }
+    return { mark, row };
+  }
+
+  describeWait(tip, r, wait, where) {
+    const { data, meta } = this, unit = meta.unit;
+    const label = (m) => meta.scopes[data.scope[m]].label;
+    tip.append(element("strong", "waiting  " + duration(wait.to - wait.from, unit)), element("div", where));
+    tip.append(element("div", `between ${label(wait.before)} and ${label(wait.after)}`));
+    this.light([meta.scopes[data.scope[wait.before]].sites[1], meta.scopes[data.scope[wait.after]].sites[0]]);
+    if (wait.mark < 0) return;
+    const end = data.start[wait.mark] + data.length[wait.mark];
+    tip.append(element("div", `${meta.roles[data.role[wait.row]]} ${this.name(wait.row)} ended ${label(wait.mark)} ` +
+      `${duration(wait.to - end, unit)} before it went on`));
+    this.link = { fromRow: wait.row, from: end, toRow: r, to: wait.to };
+  }
+
+  paintLink(c) {
+    const link = this.link;
+    if (!link || !this.place.has(link.fromRow) || !this.place.has(link.toRow)) return;
+    const middle = (r) => {
+      const i = this.place.get(r);
+      return this.y(i, this.groupOf(i)) + this.rowHeight / 2;
+    };
+    const x0 = this.x(link.from), y0 = middle(link.fromRow), x1 = this.x(link.to), y1 = middle(link.toRow);
+    c.strokeStyle = c.fillStyle = colours.text;
+    c.lineWidth = 1.6;
+    c.beginPath();
+    c.moveTo(x0, y0);
+    c.bezierCurveTo(x0 + 14, y0, x1 - 22, y1, x1 - 3, y1);
+    c.stroke();
+    c.lineWidth = 1;
+    c.beginPath();
+    c.arc(x0, y0, 3, 0, 7);
+    c.moveTo(x1, y1);
+    c.lineTo(x1 - 7, y1 - 4);
+    c.lineTo(x1 - 7, y1 + 4);
+    c.fill();
+  }
+
+  // ---- what is under the pointer ----
+  point(at) {
+    this.link = null;
+    const i = at.x > GUTTER ? this.rowAt(at.y) : -1;
+    if (i < 0) { this.tip.hidden = true; this.light(null); return; }
+    const { data, meta } = this, r = this.rows[i], t = this.time(at.x);
+    const slack = 3 * (this.t1 - this.t0) / (this.width() - GUTTER);
+    let best = -1;
+    for (let m = this.firstMark(r); m < data.first[r + 1] && data.start[m] <= t + slack; m++) {
+      const end = data.start[m] + data.length[m], reach = data.length[m] < slack ? slack : 0;
+      if (this.shown[data.scope[m]] && data.start[m] - reach <= t && t <= end + reach) {
+        if (best < 0 || data.depth[m] >= data.depth[best]) best = m;
+      }
+    }
+    const tip = this.tip, unit = meta.unit;
+    tip.replaceChildren();
+    const role = meta.roles[data.role[r]], sm = data.sm[r] ? " · SM " + (data.sm[r] - 1) : "";
+    const where = this.name(r) + (role ? " · " + role : "") + sm;
+    if (best >= 0) {
+      const scope = meta.scopes[data.scope[best]];
+      tip.append(element("strong", scope.mark ? scope.label : scope.label + "  " + duration(data.length[best], unit)));
+      tip.append(element("div", where));
+      tip.append(element("div", `at ${duration(data.start[best], unit)}` +
+        (scope.mark ? "" : ` to ${duration(data.start[best] + data.length[best], unit)}`)));
+      this.light(scope.sites);
+      const names = scope.mark ? [""] : ["from", "to"];
+      names.forEach((name, k) => this.site(tip, name, scope.sites[k], best, k));
+    } else if (this.waitAt(r, t)) {
+      this.describeWait(tip, r, this.waitAt(r, t), where);
+    } else {
+      tip.append(element("strong", where), element("div", `nothing recorded at ${duration(Math.round(t), unit)}`));
+      this.light(null);
+    }
+    if (data.dropped[r]) tip.append(element("div", data.dropped[r] + " records of this row were dropped"));
+    tip.hidden = false;
+    const room = this.canvas.clientWidth, left = at.x + 16 + tip.offsetWidth > room ? at.x - 16 - tip.offsetWidth : at.x + 16;
+    tip.style.left = Math.max(0, left) + "px";
+    tip.style.top = this.canvas.offsetTop + at.y + 14 + "px";
+  }
+
+  site(tip, name, number, mark, side) {
+    const { meta, data } = this, known = meta.sites[number] || ["", ""];
+    const line = element("span");
+    line.className = "code";
+    let text = (name ? name + " " : "") + "site " + number;
+    if (known[0]) text += "  " + known[0].split("/").pop();
+    if (known[1]) text += "\n" + known[1];
+    if (meta.values) {
+      const key = side ? "out" : "in";
+      const value = (BigInt(data[key + "_high"][mark]) << 32n) | BigInt(data[key + "_low"][mark]);
+      text += `\nvalue ${value} = 0x${value.toString(16)}`;
+    }
+    line.textContent = text;
+    tip.append(line);
+  }
+
+  light(sites) {
+    for (const row of this.root.querySelectorAll("tr[data-site]")) {
+      row.classList.toggle("lit", sites !== null && sites.includes(+row.dataset.site));
+    }
+  }
+}
