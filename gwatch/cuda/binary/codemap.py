@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from gwatch.cuda.binary.elf import STT_SECTION, Elf, Section
 from gwatch.cuda.binary.instruction import INSTRUCTION_SIZE
-from gwatch.errors import CubinError
+from gwatch.errors import CubinError, UnsupportedError
 
 Indices = npt.NDArray[np.int64]
 
@@ -22,8 +22,8 @@ class TextEdit:
     """New code for one section of n old instructions.
 
     ``text``: new section bytes, a multiple of 128. ``target_map``: (n+1,), entry n = end of the first copy.
-    ``place_maps``: one (n,) array per copy of the code, the instrumented copy first. ``register_count``: new
-    registers per thread, or None to leave it.
+    ``place_maps``: one (n,) array per copy of the code, the instrumented copy first; -1 = deleted.
+    ``register_count``: new registers per thread, or None to leave it.
     """
 
     section_index: int
@@ -77,18 +77,23 @@ class CodeMap:
             )
         low = 0
         for number, places in enumerate(edit.place_maps):
-            if places.shape != (count,) or bool(np.any(np.diff(places) <= 0)) or int(places[0]) < low:
+            kept = places[places >= 0]
+            if places.shape != (count,) or not kept.size or np.any(np.diff(kept) <= 0) or int(kept[0]) < low:
                 raise CubinError(
                     "edit-maps", f"{self.name}: place map {number} does not ascend over {count} instructions"
                 )
-            low = int(places[-1]) + 1
+            low = int(kept[-1]) + 1
+        # target[i] lies behind every kept instruction before i and not behind instruction i.
         first, target = edit.place_maps[0], edit.target_map
-        # target[i] lies behind instruction i - 1 and not behind instruction i.
-        lower = np.concatenate(([0], first[:-1] + 1))
+        behind = np.maximum.accumulate(np.concatenate(([0], first + 1)))
+        kept_rows = first >= 0
         ordered = (
-            bool(np.all(target[:-1] <= first)) and bool(np.all(target[:-1] >= lower)) and int(target[0]) == 0
+            int(target[0]) == 0
+            and bool(np.all(target >= behind))
+            and bool(np.all(np.diff(target) >= 0))
+            and bool(np.all(target[:-1][kept_rows] <= first[kept_rows]))
         )
-        if not ordered or low > new_count or not int(first[-1]) < int(target[-1]) <= new_count:
+        if not ordered or low > new_count or int(target[-1]) > new_count:
             raise CubinError("edit-maps", f"{self.name}: target map and place map contradict each other")
 
     def _index(self, offset: int, holder: str) -> int:
@@ -104,17 +109,28 @@ class CodeMap:
         """New byte offset of a control-flow target; the section's end maps to the copy's end."""
         if offset == self.old_size:
             return self.end_of(copy)
-        index = self._index(offset, holder)
-        return INSTRUCTION_SIZE * (self._target[index] if copy == 0 else self._places[copy][index])
+        if copy:
+            return self.place_of(offset, copy, holder)
+        return INSTRUCTION_SIZE * self._target[self._index(offset, holder)]
 
     def end_of(self, copy: int) -> int:
-        if copy == 0:
-            return INSTRUCTION_SIZE * int(self._target[self.count])
-        return INSTRUCTION_SIZE * (int(self._places[copy][-1]) + 1)
+        """New byte offset behind a copy of the code."""
+        return INSTRUCTION_SIZE * (max(self._places[copy]) + 1 if copy else self._target[self.count])
 
     def place_of(self, offset: int, copy: int, holder: str) -> int:
-        """New byte offset of an instruction itself."""
-        return INSTRUCTION_SIZE * int(self._places[copy][self._index(offset, holder)])
+        """New byte offset of an instruction itself. Raises UnsupportedError [deleted-instruction]."""
+        place = self._places[copy][self._index(offset, holder)]
+        if place < 0:
+            raise UnsupportedError(
+                "deleted-instruction", f"{holder} names the deleted instruction at {offset:#x} of {self.name}"
+            )
+        return INSTRUCTION_SIZE * place
+
+    def row_of(self, offset: int, copy: int, holder: str) -> int:
+        """New byte offset of a line row: its instruction, or what follows where that was deleted."""
+        if copy == 0 and self._places[0][self._index(offset, holder)] < 0:
+            return self.target_of(offset, holder=holder)
+        return self.place_of(offset, copy, holder)
 
     def span_end(self, start: int, end: int) -> int:
         """New end of a range [start, end): a range over the whole section stays one."""

@@ -66,7 +66,8 @@ def add_constant3(
         _check_bank(offset + size)
         index = section.index
         editor.replace(index, old + bytes(offset - len(old)) + value)
-        editor.set_section(index, align=max(section.align, align))
+        # The section's own alignment stays: a bank starts at its offset 0, wherever its bytes lie in the
+        # file.
     elif section is not None:
         raise CubinError("constant-size", f"section {CONSTANT3} exists without contents")
     else:

@@ -9,7 +9,7 @@ from gwatch.cuda.binary.dwarf import LineHeader, line_headers
 from gwatch.cuda.binary.elf import Section
 from gwatch.cuda.binary.frames import move_fde, read_fdes
 from gwatch.cuda.binary.layout import Editor
-from gwatch.cuda.binary.lineprogram import Sequence, decode, encode
+from gwatch.cuda.binary.lineprogram import Row, Sequence, decode, encode
 from gwatch.cuda.binary.lines import moved_rows, start_addresses
 from gwatch.errors import UnsupportedError
 
@@ -62,13 +62,15 @@ class DebugMover:
             )
         for sequence in sequences:
             unit += content[done : sequence.start]
-            if sequence in mine:
-                fresh = self._move_sequence(sequence, header, starts[sequence.address_at], section)
+            fresh = content[sequence.start : sequence.stop]
+            moved_at = at + len(unit) + sequence.address_at - sequence.start
+            rows = (
+                self._move_rows(sequence, starts[sequence.address_at], section) if sequence in mine else None
+            )
+            if rows is not None and rows != sequence.rows:
+                fresh = encode(rows, 0, header)
                 moved_at = at + len(unit) + 3
                 self.moved.add(f"{section.name} rows", len(sequence.rows))
-            else:
-                fresh = content[sequence.start : sequence.stop]
-                moved_at = at + len(unit) + sequence.address_at - sequence.start
             if sequence.address_at >= 0:
                 self.starts_moved[section.index, sequence.address_at] = moved_at
             unit += fresh
@@ -81,9 +83,7 @@ class DebugMover:
             struct.pack_into("<Q", unit, 4, size)
         return bytes(unit)
 
-    def _move_sequence(
-        self, sequence: Sequence, header: LineHeader, start: tuple[int, int], section: Section
-    ) -> bytes:
+    def _move_rows(self, sequence: Sequence, start: tuple[int, int], section: Section) -> list[Row]:
         symbol, addend = start
         base = self.elf.symbols[symbol].value + addend
         if not sequence.regular or addend or not sequence.rows or not sequence.rows[-1].end:
@@ -100,12 +100,12 @@ class DebugMover:
                 moved = (
                     self.code.end_of(copy)
                     if code == self.code.old_size
-                    else self.code.place_of(code, copy, f"a row of {section.name}")
+                    else self.code.row_of(code, copy, f"a row of {section.name}")
                 )
                 where[row.address] = moved - new_base
             maps.append(where)
             ends.append(self.code.span_end(base, last) - new_base)
-        return encode(moved_rows(sequence.rows, ends, maps), 0, header)
+        return moved_rows(sequence.rows, ends, maps)
 
     def move_frames(self) -> None:
         section = self.elf.find(".debug_frame")

@@ -1,6 +1,6 @@
 """Headers of DWARF line-number programs, through pyelftools (imported by this module alone).
 
-Their layout depends on the DWARF version (2 to 5); the opcodes behind them are decoded in
+Their layout depends on the DWARF version (2 to 4); the opcodes behind them are decoded in
 :mod:`.lineprogram`, because pyelftools drops CUDA's extended opcodes.
 """
 
@@ -34,15 +34,13 @@ class LineHeader:
     files: dict[int, str]
 
 
-def _path(directory: bytes | str, name: bytes | str) -> str:
-    parts = [
-        p.decode("utf-8", "backslashreplace") if isinstance(p, bytes) else str(p) for p in (directory, name)
-    ]
-    return parts[1] if parts[1].startswith("/") or not parts[0] else f"{parts[0].rstrip('/')}/{parts[1]}"
+def _path(directory: bytes, name: bytes) -> str:
+    folder, file = (part.decode("utf-8", "backslashreplace") for part in (directory, name))
+    return file if file.startswith("/") or not folder else f"{folder.rstrip('/')}/{file}"
 
 
 def line_headers(data: bytes, where: str) -> tuple[LineHeader, ...]:
-    """Headers of all line-number programs (DWARF 2 to 5) of a section, by pyelftools.
+    """Headers of all line-number programs (DWARF 2 to 4) of a section, by pyelftools.
 
     Raises CubinError [dwarf-line] for anything that isn't one.
     """
@@ -71,27 +69,23 @@ def _line_header(data: bytes, at: int) -> LineHeader:
     if length < 10 or end > len(data):
         raise CubinError("dwarf-line", f"line program at {at:#x} claims {length} of {len(data) - at} bytes")
     version = int.from_bytes(data[at + size : at + size + 2], "little")
-    if not 2 <= version <= 5:
+    if not 2 <= version <= 4:
         raise CubinError(
-            "dwarf-line", f"line program at {at:#x} has DWARF version {version}, known are 2 to 5"
+            "dwarf-line", f"line program at {at:#x} has DWARF version {version}, known are 2 to 4"
         )
     structs = DWARFStructs(
         little_endian=True, dwarf_format=64 if wide else 32, address_size=8, dwarf_version=version
     )
     fields = struct_parse(structs.Dwarf_lineprog_header, io.BytesIO(data[at:end]))
-    fixed = at + size + 2 + (2 if version >= 5 else 0) + (8 if wide else 4)
-    program = fixed + fields["header_length"]
+    program = at + size + 2 + (8 if wide else 4) + fields["header_length"]
     if program > end or fields["line_range"] == 0 or fields["opcode_base"] == 0:
         raise CubinError("dwarf-line", f"line program at {at:#x} has an impossible header")
-    files: dict[int, str] = {}
-    if version >= 5:
-        directories = [d["DW_LNCT_path"] for d in fields["directories"]]
-        for number, entry in enumerate(fields["file_names"]):
-            files[number] = _path(directories[entry.get("DW_LNCT_directory_index", 0)], entry["DW_LNCT_path"])
-    else:
-        directories = [b"", *fields["include_directory"]]
-        for number, entry in enumerate(fields["file_entry"], 1):
-            files[number] = _path(directories[entry["dir_index"]], entry["name"])
+    directories = [b"", *fields["include_directory"]]
+    files = {}
+    for number, entry in enumerate(fields["file_entry"], 1):
+        if entry["dir_index"] >= len(directories):
+            raise CubinError("dwarf-line", f"line program at {at:#x}: file {number} names no directory")
+        files[number] = _path(directories[entry["dir_index"]], entry["name"])
     return LineHeader(
         at, program, end, size, version, fields["minimum_instruction_length"],
         bool(fields["default_is_stmt"]), fields["line_base"], fields["line_range"], fields["opcode_base"],

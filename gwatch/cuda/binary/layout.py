@@ -259,7 +259,9 @@ class _Layout:
         out += content
 
     def _moved(self, offset: int) -> int:
-        """New place of an old file offset that starts something."""
+        """New place of an old file offset that starts something; one outside the file stays."""
+        if offset > len(self.elf.data):
+            return offset
         position = bisect_right(self.starts, offset) - 1
         if offset == self.starts[position] or offset < self.ends[position]:
             return offset + self.shifts[position]

@@ -223,7 +223,7 @@ def encode(rows: list[Row], address: int, header: LineHeader) -> bytes:
     out = bytearray(_extended(_SET_ADDRESS, address.to_bytes(8, "little")))
     now = Row(0, 1, 1, 0, header.default_is_stmt)
     for row in rows:
-        if row.file != now.file:
+        if row.file != now.file or row is rows[0]:
             out += bytes([_SET_FILE]) + _uleb(row.file)
         if (row.context, row.function) != (now.context, now.function):
             out += _extended(_INLINED, _uleb(row.context) + _uleb(row.function))
@@ -238,6 +238,10 @@ def encode(rows: list[Row], address: int, header: LineHeader) -> bytes:
         for bit, code in ((1, _BLOCK), (2, _PROLOGUE_END), (4, _EPILOGUE_BEGIN)):
             if row.flags & bit:
                 out.append(code)
+        if (row.flags >> 1 or row.isa) and header.opcode_base <= _SET_ISA:
+            raise UnsupportedError(
+                "debug-line", "a line row needs an opcode that the program's header doesn't have"
+            )
         steps, rest = divmod(row.address - now.address, header.min_instruction_length or 1)
         if rest or steps < 0:
             raise UnsupportedError(
@@ -250,15 +254,15 @@ def encode(rows: list[Row], address: int, header: LineHeader) -> bytes:
 
 def _advance(steps: int, lines: int, end: bool, header: LineHeader) -> bytes:
     if end:
-        out = bytes([_ADVANCE_PC]) + _uleb(steps) if steps else b""
+        out = bytes([_ADVANCE_PC]) + _sleb(steps) if steps else b""
         if lines:
             out += bytes([_ADVANCE_LINE]) + _sleb(lines)
         return out + _extended(_END_SEQUENCE, b"")
-    if (lines or steps) and header.line_base <= lines < header.line_base + header.line_range:
+    if steps and header.line_base <= lines < header.line_base + header.line_range:
         special = lines - header.line_base + steps * header.line_range + header.opcode_base
         if special <= 255:
             return bytes([special])
-    out = bytes([_ADVANCE_LINE]) + _sleb(lines) if lines else b""
+    out = bytes([_ADVANCE_LINE]) + _sleb(lines) if lines or not steps else b""
     if steps:
-        out += bytes([_ADVANCE_PC]) + _uleb(steps)
+        out += bytes([_ADVANCE_PC]) + _sleb(steps)
     return out + bytes([_COPY])

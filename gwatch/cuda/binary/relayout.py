@@ -13,6 +13,8 @@ anything is written. See README.md of this folder for the table of holders.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from gwatch.cuda.binary import nvinfo
@@ -146,7 +148,21 @@ class _Mover:
         )
         for name, count in counts.items():
             self.moved.add(name, count)
+        fresh = tuple(self._raise_limit(attribute) for attribute in fresh)
         self.editor.replace(section.index, nvinfo.serialize(fresh))
+
+    def _raise_limit(self, attribute: nvinfo.Attribute) -> nvinfo.Attribute:
+        """MAXREG_COUNT is never below REGCOUNT in compiler output (5,700 kernels looked at): keep it so."""
+        count = self.edit.register_count
+        if (
+            attribute.code != Attr.MAXREG_COUNT
+            or attribute.format == 4
+            or not count
+            or attribute.value >= count
+        ):
+            return attribute
+        self.moved.add("MAXREG_COUNT")
+        return replace(attribute, value=count)
 
     def _move_symbols(self) -> None:
         for symbol in self.elf.symbols:

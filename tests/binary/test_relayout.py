@@ -1,0 +1,427 @@
+"""Moving holders of code addresses: one test per kind, with a site exactly on the referenced instruction.
+
+The code itself is only shifted here (branches inside it keep their old distances): what is looked at is the
+container.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from binary_support import DATA, HOLDERS, Edited, insert, load
+
+from gwatch.cuda.binary import Cubin, KernelDef, nvinfo
+from gwatch.cuda.binary.elf import STT_FUNC
+from gwatch.cuda.binary.frames import read_fdes
+from gwatch.cuda.binary.layout import Editor
+from gwatch.cuda.binary.lines import start_addresses
+from gwatch.cuda.binary.nvinfo import Attr, Attribute
+from gwatch.cuda.binary.relayout import TextEdit, apply_edit
+from gwatch.errors import CubinError, GWatchError, UnsupportedError
+
+EXIT, BRA = 0x94D, 0x947
+
+
+def _words(kernel: object, code: int) -> tuple[int, ...]:
+    attribute = nvinfo.first(kernel.attributes, code)  # type: ignore[attr-defined]
+    assert attribute is not None
+    return attribute.words
+
+
+# offset attributes ------------------------------------------------------------------------------------------
+
+CASES = [
+    ("reach", Attr.EXIT_INSTR_OFFSETS), ("reach", Attr.INT_WARP_WIDE_INSTR_OFFSETS), ("speak", Attr.SYSCALL_OFFSETS),
+    ("swap", Attr.COOP_GROUP_INSTR_OFFSETS), ("halves", Attr.ATOM16_EMUL_INSTR_REG_MAP),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("twin", [False, True], ids=["one copy", "twin"])
+@pytest.mark.parametrize(("kernel", "code"), CASES, ids=lambda v: v if isinstance(v, str) else v.name)
+@pytest.mark.parametrize("file", HOLDERS)
+def test_an_attribute_follows_its_instruction(file: str, kernel: str, code: Attr, twin: bool) -> None:
+    _check_attribute(load(file), kernel, code, twin)
+
+
+def _check_attribute(cubin: Cubin, kernel: str, code: int, twin: bool) -> None:
+    shape = nvinfo.OFFSET_SHAPES[code]
+    before = [w for a in cubin.get_kerneldef_by_name(kernel).attributes if a.code == code for w in a.words]
+    sites = {offset // 16 for offset in before[shape.column :: shape.stride]}
+    edited = insert(cubin, kernel, sites, twin=twin)
+    copies = 1 + twin
+    records_before = [a.words for a in edited.before.attributes if a.code == code]
+    records_after = [a.words for a in edited.after.attributes if a.code == code]
+    assert len(records_after) == len(records_before)
+    for old, new in zip(records_before, records_after, strict=True):
+        assert len(new) == copies * len(old)
+        for copy in range(copies):
+            part = new[copy * len(old) : (copy + 1) * len(old)]
+            for column in range(shape.stride):
+                for was, now in zip(old[column :: shape.stride], part[column :: shape.stride], strict=True):
+                    if column == shape.column:
+                        assert now == 16 * edited.place[copy][was // 16]
+                        assert now != 16 * edited.target[was // 16]
+                        assert (
+                            edited.after.words[now // 16].tolist() == edited.before.words[was // 16].tolist()
+                        )
+                    else:
+                        assert now == was
+
+
+CORPUS_KINDS = {
+    Attr.MBARRIER_INSTR_OFFSETS: "sm_90a", Attr.INSTR_REG_MAP: "sm_90a", Attr.UNUSED_LOAD_BYTE_OFFSET: "sm_80",
+    Attr.ANNOTATIONS: "sm_75",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("code", CORPUS_KINDS, ids=lambda c: c.name)
+def test_an_attribute_of_a_real_kernel_follows_its_instruction(code: Attr, corpus_all: list[Path]) -> None:
+    checked = 0
+    for path in corpus_all:
+        if not path.name.startswith(CORPUS_KINDS[code]) or "bitsandbytes" in path.name:
+            continue
+        cubin = Cubin.from_file(path)
+        for name, kernel in cubin.get_map_kernel_def().items():
+            codes = {a.code for a in kernel.attributes}
+            if code in codes and Attr.INDIRECT_BRANCH_TARGETS not in codes:
+                for twin in (False, True):
+                    _check_attribute(cubin, name, code, twin)
+                checked += 1
+    assert checked
+
+
+def test_masks_stay_parallel_in_a_twin() -> None:
+    edited = insert(load("holders_sm90.cubin"), "swap", {0}, twin=True)
+    old = _words(edited.before, Attr.COOP_GROUP_MASK_REGIDS)
+    assert _words(edited.after, Attr.COOP_GROUP_MASK_REGIDS) == old * 2
+    assert len(_words(edited.after, Attr.COOP_GROUP_INSTR_OFFSETS)) == 2 * len(old)
+
+
+def test_other_kernels_and_attributes_keep_their_bytes() -> None:
+    cubin = load("holders_sm90.cubin")
+    edited = insert(cubin, "reach", {0, 5})
+    for name, kernel in cubin.get_map_kernel_def().items():
+        other = edited.cubin.get_kerneldef_by_name(name)
+        if name != "reach":
+            assert np.array_equal(other.words, kernel.words)
+            assert other.attributes == kernel.attributes
+            assert other.map_address_to_line == kernel.map_address_to_line
+            assert other.symbol == kernel.symbol
+
+
+# symbols and frames -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("file", HOLDERS)
+def test_an_inner_function_starts_at_the_code_inserted_before_it(file: str) -> None:
+    cubin = load(file)
+    (inner,) = cubin.get_kerneldef_by_name("reach").inner_functions
+    edited = insert(cubin, "reach", {inner.value // 16})
+    (moved,) = edited.after.inner_functions
+    assert moved.value == 16 * edited.target[inner.value // 16] != 16 * edited.place[0][inner.value // 16]
+    assert moved.value + moved.size == 16 * edited.target[-1]
+    assert edited.after.symbol.size == edited.after.section.size
+
+
+@pytest.mark.parametrize("twin", [False, True], ids=["one copy", "twin"])
+@pytest.mark.parametrize("file", HOLDERS)
+def test_frames_cover_what_they_covered(file: str, twin: bool) -> None:
+    cubin = load(file)
+    (inner,) = cubin.get_kerneldef_by_name("reach").inner_functions
+    edited = insert(cubin, "reach", {inner.value // 16, 1}, twin=twin)
+    old, new = _frames(cubin), _frames(edited.cubin)
+    assert len(old) == len(new) >= 2
+    for (begin, span, owner), (new_begin, new_span, new_owner) in zip(old, new, strict=True):
+        assert owner == new_owner
+        if owner != "reach":
+            assert (begin, span) == (new_begin, new_span)
+            continue
+        assert new_begin == 16 * edited.target[begin // 16]
+        whole = begin == 0 and begin + span == edited.before.section.size
+        end = edited.after.section.size if whole else 16 * edited.target[(begin + span) // 16]
+        assert new_begin + new_span == end
+
+
+def _frames(cubin: Cubin) -> list[tuple[int, int, str]]:
+    elf = cubin.elf
+    section = elf.find(".debug_frame")
+    assert section is not None
+    starts = start_addresses(elf, section)
+    found = []
+    for fde in read_fdes(elf.content(section), "test"):
+        symbol, addend = starts[fde.start_at]
+        found.append((elf.symbols[symbol].value + addend, fde.length, elf.symbols[symbol].name))
+    return found
+
+
+def test_advances_inside_a_frame_move(corpus_all: list[Path]) -> None:
+    """The first advance of the kernel's frame (to the stack set-up) follows the target map."""
+    cubin = load("holders_sm90.cubin")
+    edited = insert(cubin, "reach", {0, 1, 2})
+
+    def first_advance(image: Cubin) -> int:
+        elf = image.elf
+        section = elf.find(".debug_frame")
+        assert section is not None
+        content = elf.content(section)
+        starts = start_addresses(elf, section)
+        for fde in read_fdes(content, "test"):
+            symbol, addend = starts[fde.start_at]
+            if elf.symbols[symbol].name == "reach" and not addend:
+                assert content[fde.program] == 4  # DW_CFA_advance_loc4
+                return 4 * int.from_bytes(content[fde.program + 1 : fde.program + 5], "little")
+        raise AssertionError("no frame of reach")
+
+    old = first_advance(cubin)
+    assert first_advance(edited.cubin) == 16 * edited.target[old // 16]
+
+
+# relocations ------------------------------------------------------------------------------------------------
+
+
+def test_text_relocations_follow_their_instruction_and_return_addresses_their_target(
+    corpus_all: list[Path],
+) -> None:
+    """CALL.ABS with 56/57 addends (return addresses): places by the place map, addends by the target map."""
+    addends = 0
+    for path in corpus_all:
+        if "sm_80-bitsandbytes" not in path.name and "sm_90-bitsandbytes-d24c" not in path.name:
+            continue
+        cubin = Cubin.from_file(path)
+        names = [
+            n for n, k in cubin.get_map_kernel_def().items()
+            if any(r.addend and cubin.elf.symbols[r.symbol].section == k.section_index for r in k.relocations)
+        ][:10]  # fmt: skip
+        for name in names:
+            kernel = cubin.get_kerneldef_by_name(name)
+            returns = {r.addend // 16 for r in kernel.relocations if r.addend}
+            sites = {r.offset // 16 for r in kernel.relocations} | returns
+            edited = insert(cubin, name, sites)
+            for old, new in zip(kernel.relocations, edited.after.relocations, strict=True):
+                assert new.offset == 16 * edited.place[0][old.offset // 16] + old.offset % 16
+                assert (new.type, new.symbol) == (old.type, old.symbol)
+                if old.addend:
+                    assert new.addend == 16 * edited.target[old.addend // 16]
+                    addends += 1
+                else:
+                    assert new.addend == old.addend
+    assert addends > 50
+
+
+def test_a_twin_gets_relocations_of_its_own(corpus_all: list[Path]) -> None:
+    path = next(p for p in corpus_all if "sm_90-bitsandbytes-d24c" in p.name)
+    cubin = Cubin.from_file(path)
+    name = next(n for n, k in cubin.get_map_kernel_def().items() if any(r.addend for r in k.relocations))
+    kernel = cubin.get_kerneldef_by_name(name)
+    edited = insert(cubin, name, {0}, twin=True)
+    per_table: dict[tuple[int, int], list[int]] = {}
+    for old in kernel.relocations:
+        per_table.setdefault((old.type, old.symbol), []).append(old.offset)
+    fresh = [(r.type, r.symbol, r.offset, r.addend) for r in edited.after.relocations]
+    for old in kernel.relocations:
+        for copy in (0, 1):
+            addend = old.addend
+            if addend:
+                chosen = edited.target if copy == 0 else edited.place[1]
+                addend = 16 * chosen[addend // 16]
+            place = 16 * edited.place[copy][old.offset // 16] + old.offset % 16
+            assert (old.type, old.symbol, place, addend) in fresh
+    assert len(fresh) == 2 * len(kernel.relocations)
+
+
+# line tables ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("twin", [False, True], ids=["one copy", "twin"])
+@pytest.mark.parametrize("name", ["reach", "speak", "swap", "halves"])
+@pytest.mark.parametrize("file", HOLDERS)
+def test_every_instruction_keeps_its_line_and_its_call_sites(file: str, name: str, twin: bool) -> None:
+    cubin = load(file)
+    kernel = cubin.get_kerneldef_by_name(name)
+    rows = {row.address // 16 for row in kernel.line_table.rows}
+    edited = insert(cubin, name, rows | {0}, twin=twin)
+    assert kernel.map_address_to_line and kernel.map_address_to_ptx_line
+    for copy in range(1 + twin):
+        for index in range(len(kernel.words)):
+            old, new = 16 * index, 16 * edited.place[copy][index]
+            assert edited.after.map_address_to_line.get(new) == kernel.map_address_to_line.get(old)
+            assert edited.after.inlined_at.get(new) == kernel.inlined_at.get(old)
+            assert edited.after.map_address_to_ptx_line.get(new) == kernel.map_address_to_ptx_line.get(old)
+
+
+# registers --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("file", "top"), [("holders_sm75.cubin", 21), ("holders_sm90.cubin", 0)])
+def test_the_register_count_is_written_where_the_architecture_keeps_it(file: str, top: int) -> None:
+    cubin = load(file)
+    edited = insert(cubin, "reach", {0}, registers=21)
+    assert edited.after.register_count == 21 != edited.before.register_count
+    assert edited.after.section.info >> 24 == top
+    assert edited.after.section.info & 0xFFFFFF == edited.before.symbol.index
+    assert (
+        edited.cubin.get_kerneldef_by_name("speak").register_count
+        == cubin.get_kerneldef_by_name("speak").register_count
+    )
+
+
+def test_the_register_limit_of_a_bounded_kernel_is_raised_with_the_count(corpus_sm90: list[Path]) -> None:
+    cubin = Cubin.from_file(next(p for p in corpus_sm90 if "d24c5a182260" in p.name))
+    name = next(n for n, k in cubin.get_map_kernel_def().items() if _limit(k) == 80)
+    assert _limit(insert(cubin, name, {0}, registers=80).after) == 80
+    assert _limit(insert(cubin, name, {0}, registers=88).after) == 88
+
+
+def _limit(kernel: KernelDef) -> int:
+    attribute = nvinfo.first(kernel.attributes, Attr.MAXREG_COUNT)
+    assert attribute is not None
+    return attribute.value
+
+
+def test_a_register_count_that_contradicts_the_section_header_is_refused() -> None:
+    cubin = load("holders_sm75.cubin")
+    kernel = cubin.get_kerneldef_by_name("reach")
+    editor = Editor(cubin.elf)
+    editor.set_section(kernel.section_index, info=kernel.section.info & 0xFFFFFF | 99 << 24)
+    with pytest.raises(CubinError, match=r"\[regcount-mismatch\]"):
+        insert(Cubin.from_bytes(editor.write()), "reach", {0}, registers=21)
+
+
+def test_more_registers_than_a_thread_can_have_are_refused() -> None:
+    with pytest.raises(UnsupportedError, match=r"\[register-limit\]"):
+        insert(load("holders_sm90.cubin"), "reach", {0}, registers=256)
+
+
+# refusals ---------------------------------------------------------------------------------------------------
+
+
+def _refused(cubin: Cubin, name: str, code: str) -> None:
+    with pytest.raises(GWatchError) as caught:
+        insert(cubin, name, {0})
+    assert caught.value.code == code
+
+
+def test_what_cannot_be_moved_is_refused_by_name() -> None:
+    _refused(load("holders_sm90.cubin"), "choose", "jump-table")
+    _refused(load("holders_sm120.cubin"), "reach", "mercury")
+    _refused(load("debug_sm90.cubin"), "walk", "debug-registers")
+
+
+def test_an_unknown_attribute_of_another_kernel_does_not_matter() -> None:
+    cubin = load("holders_sm90.cubin")
+    kernel = cubin.get_kerneldef_by_name("swap")
+    section = kernel.info_section
+    assert section is not None
+    editor = Editor(cubin.elf)
+    fresh = [*kernel.attributes, Attribute(4, 0x7E, 4, b"\x10\0\0\0")]
+    editor.replace(section.index, nvinfo.serialize(fresh))
+    changed = Cubin.from_bytes(editor.write())
+    _refused(changed, "swap", "nvinfo-unknown")
+    assert insert(changed, "reach", {0}).after.words.shape[0] > 0
+
+
+def test_a_relocatable_object_is_refused() -> None:
+    image = bytearray(load("holders_sm90.cubin").data)
+    image[16] = 1
+    _refused(Cubin.from_bytes(bytes(image)), "reach", "relocatable-object")
+
+
+def test_an_unknown_debug_section_is_refused() -> None:
+    editor = Editor(load("holders_sm90.cubin").elf)
+    editor.append_section(".debug_ranges", bytes(16), kind=1, flags=0, align=1)
+    _refused(Cubin.from_bytes(editor.write()), "reach", "debug-section")
+
+
+def test_an_attribute_that_names_no_instruction_is_refused() -> None:
+    cubin = load("holders_sm90.cubin")
+    kernel = cubin.get_kerneldef_by_name("reach")
+    section = kernel.info_section
+    assert section is not None
+    editor = Editor(cubin.elf)
+    fresh = [a.with_words([8]) if a.code == Attr.EXIT_INSTR_OFFSETS else a for a in kernel.attributes]
+    editor.replace(section.index, nvinfo.serialize(fresh))
+    _refused(Cubin.from_bytes(editor.write()), "reach", "code-offset")
+
+
+def _edit(cubin: Cubin, text: bytes, target: list[int], place: list[int]) -> TextEdit:
+    kernel = cubin.get_kerneldef_by_name("swap")
+    return TextEdit(kernel.section_index, text, np.array(target, np.int64), [np.array(place, np.int64)])
+
+
+def test_impossible_maps_are_refused() -> None:
+    cubin = load("holders_sm90.cubin")
+    kernel = cubin.get_kerneldef_by_name("swap")
+    count = len(kernel.words)
+    text = cubin.elf.content(kernel.section)
+    same = list(range(count))
+    assert apply_edit(cubin.data, _edit(cubin, text, [*same, count], same)) == cubin.data
+    for target, place in (
+        ([*same], same), ([*same, count], same[:-1]), ([*same, count], [*same[:-1], count]),
+        ([0, 2, *same[2:], count], same), ([*same, count + 1], same), ([0, 0, *same[2:], count], same),
+        ([1, *same[1:], count], same), ([*same, count], same[::-1]),
+    ):  # fmt: skip
+        with pytest.raises(CubinError, match=r"\[edit-maps\]"):
+            apply_edit(cubin.data, _edit(cubin, text, target, place))
+    with pytest.raises(CubinError, match=r"\[edit-text\]"):
+        apply_edit(cubin.data, _edit(cubin, text + bytes(16), [*same, count], same))
+    with pytest.raises(CubinError, match=r"\[code-section\]"):
+        apply_edit(cubin.data, TextEdit(1, text, np.arange(1), [np.arange(0)]))
+
+
+def test_code_that_lost_its_exits_is_not_written() -> None:
+    """The check of the result is independent of the maps: shift the code by one and keep the maps."""
+    cubin = load("holders_sm90.cubin")
+    kernel = cubin.get_kerneldef_by_name("swap")
+    text = cubin.elf.content(kernel.section)
+    same = list(range(len(kernel.words)))
+    with pytest.raises(CubinError, match=r"\[relayout-check\]"):
+        apply_edit(cubin.data, _edit(cubin, text[16:] + text[:16], [*same, len(same)], same))
+
+
+# deletion ---------------------------------------------------------------------------------------------------
+
+
+def _delete(cubin: Cubin, name: str, index: int) -> Edited:
+    kernel = cubin.get_kerneldef_by_name(name)
+    words = kernel.words.tolist()
+    place = [i if i < index else -1 if i == index else i - 1 for i in range(len(words))]
+    target = [i if i <= index else i - 1 for i in range(len(words) + 1)]
+    new = [word for i, word in enumerate(words) if i != index] + [words[-1]]
+    edit = TextEdit(
+        kernel.section_index, np.array(new, dtype="<u8").tobytes(), np.array(target, np.int64),
+        [np.array(place, np.int64)],
+    )  # fmt: skip
+    result = Cubin.from_bytes(apply_edit(cubin.data, edit))
+    return Edited(kernel, result.get_kerneldef_by_name(name), result, target, [place], {})
+
+
+def test_lines_close_over_a_deleted_instruction() -> None:
+    cubin = load("holders_sm90.cubin")
+    kernel = cubin.get_kerneldef_by_name("reach")
+    row = kernel.line_table.rows[2]
+    edited = _delete(cubin, "reach", row.address // 16)
+    for index, place in enumerate(edited.place[0]):
+        if place >= 0:
+            assert edited.after.map_address_to_line.get(16 * place) == kernel.map_address_to_line.get(
+                16 * index
+            )
+
+
+def test_deleting_an_instruction_that_an_attribute_names_is_refused() -> None:
+    cubin = load("holders_sm90.cubin")
+    exit_at = _words(cubin.get_kerneldef_by_name("reach"), Attr.EXIT_INSTR_OFFSETS)[0] // 16
+    with pytest.raises(UnsupportedError, match=r"\[deleted-instruction\]"):
+        _delete(cubin, "reach", exit_at)
+
+
+def test_entry_symbols_are_the_only_ones_at_zero() -> None:
+    """What the maps rely on: a kernel starts its section, functions inside come later."""
+    for path in sorted(DATA.glob("holders*.cubin")):
+        cubin = Cubin.from_file(path)
+        for kernel in cubin.get_map_kernel_def().values():
+            starts = [
+                s for s in cubin.elf.symbols if s.kind == STT_FUNC and s.section == kernel.section_index
+            ]
+            assert [s.name for s in starts if s.value == 0] == [kernel.name]
