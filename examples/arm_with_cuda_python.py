@@ -16,7 +16,8 @@ from cuda.bindings import driver as cuda
 
 from gwatch.cuda.binary import Cubin
 from gwatch.cuda.binary.constants import read_note
-from gwatch.rewrite.ring import RingLayout, ring_file_prefix
+from gwatch.rewrite.ring import RingLayout
+from gwatch.rewrite.ringfile import ring_file_prefix
 from gwatch.rewrite.sitemap import NOTE_NAME, SiteMap
 
 

@@ -1,8 +1,8 @@
 """``gwatch decode``: the records of a ring that the user's own loader armed, launched and copied back.
 
 The ring file is the ``RingLayout.data_bytes`` bytes from the ring's address on (records, then headers).
-Either it starts with what :func:`gwatch.rewrite.ring.ring_file_prefix` returns, or ``--grid`` and ``--block``
-say how the kernel was launched (``--ctas`` how many CTAs had a slot, where not all had).
+Either it starts with what :func:`gwatch.rewrite.ringfile.ring_file_prefix` returns, or ``--grid`` and
+``--block`` say how the kernel was launched (``--ctas`` how many CTAs had a slot, where not all had).
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ def _dim3(text: str) -> tuple[int, int, int]:
 def run(args: argparse.Namespace) -> int:
     """Run the command; 0 done, 3 when the ring holds no record."""
     from gwatch.cuda.xtrace.decode import decode_ring
-    from gwatch.rewrite.ring import RingLayout, split_ring_file
+    from gwatch.rewrite.ring import RingLayout
+    from gwatch.rewrite.ringfile import split_ring_file
 
     site_map = _site_map(args.cubin)
     layout, duration, data = split_ring_file(_read(args.ring))

@@ -14,7 +14,8 @@ from test_ring_snippets import MATMUL, Launch, play
 from gwatch.cli.main import main
 from gwatch.cuda.binary.constants import read_note
 from gwatch.cuda.binary.cubin import Cubin
-from gwatch.rewrite.ring import RingLayout, ring_file_prefix
+from gwatch.rewrite.ring import RingLayout
+from gwatch.rewrite.ringfile import ring_file_prefix
 from gwatch.rewrite.sitemap import NOTE_NAME, SiteMap
 from gwatch.rewrite.trace import SassTraceSite, plan_trace
 

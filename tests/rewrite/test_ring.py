@@ -20,11 +20,10 @@ from gwatch.rewrite.ring import (
     RingFormat,
     RingLayout,
     RingPlace,
-    ring_file_prefix,
     round_depth,
-    split_ring_file,
     unarmed_descriptor,
 )
+from gwatch.rewrite.ringfile import ring_file_prefix, split_ring_file
 
 formats = st.builds(
     RingFormat,
