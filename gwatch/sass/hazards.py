@@ -215,7 +215,7 @@ class RewriteChecker:
         mine = self._mine(index)
         for use in facts.writes():
             for key in _keys(use):
-                if key not in mine:
+                if key not in mine and not self._idle(index, key):
                     self._report(
                         index, "clobber", f"{facts.text} writes {key[0]}{key[1]}, which belongs to the kernel"
                     )
