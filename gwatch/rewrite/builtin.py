@@ -26,14 +26,17 @@ from gwatch.rewrite.snippet import Snippet
 from gwatch.sass.arch import Arch
 
 CLOCK_REGISTERS = {"gpu": "SR_GLOBALTIMERLO", "sm": "SR_CLOCKLO", "anchor": "SR_CLOCKLO"}
+# Of two pairs read in a row at most one is held up by an instruction fetch: they span no more than two lines
+# of code.
+_SECOND_PAIR = "CS2R.32 %dim, SR_CLOCKLO; CS2R.32 %dim+1, SR_GLOBALTIMERLO"
 STATE = ("off", "base", "addr", "rec", "desc")
 
 _LANE_BITS = LANES.bit_length() - 1
 
 
-def record_width(fmt: RingFormat) -> int:
-    """General registers of one record."""
-    return fmt.record_bytes // 4
+def record_width(fmt: RingFormat, clock: str) -> int:
+    """General registers reserved as ``%rec``: one record, or the two clock pairs of an exit."""
+    return 4 if clock == "anchor" else fmt.record_bytes // 4
 
 
 def prologue(arch: Arch, fmt: RingFormat, descriptor: int, head: bool) -> Snippet:
@@ -53,6 +56,7 @@ def prologue(arch: Arch, fmt: RingFormat, descriptor: int, head: bool) -> Snippe
     def armed(name: str) -> str:
         return _constant(3, descriptor + fields[name][1])
 
+    second = f"STG.E.EF.64 desc[%desc][%head_at.64+{header['clock_in2'][1]:#x}], %dim"
     lines = f"""
         LDC.64 %ring, {armed("ring")}
         LOP3.LUT %a+3, %ring, %ring+1, RZ, 0xfc, !PT
@@ -99,7 +103,9 @@ def prologue(arch: Arch, fmt: RingFormat, descriptor: int, head: bool) -> Snippe
         STG.E.EF.128 desc[%desc][%head_at.64+{header["canary"][1]:#x}], %b
         CS2R %a, SR_CLOCKLO
         CS2R %a+2, SR_GLOBALTIMERLO
+        {_SECOND_PAIR if head else ""}
         STG.E.EF.128 desc[%desc][%head_at.64], %a
+        {second if head else ""}
     """
     return Snippet(
         lines,
@@ -203,7 +209,7 @@ def _value(value: str, place: str, guarded: bool) -> list[str]:
 
 
 def exit_pair(guarded: bool) -> Snippet:
-    """Before an EXIT: the low words of both clocks into the warp's header."""
+    """Before an EXIT: the low words of both clocks, twice, into the warp's header."""
     fields = HEADER_DTYPE.fields
     assert fields is not None
     store = "@%guard " if guarded else ""
@@ -211,8 +217,10 @@ def exit_pair(guarded: bool) -> Snippet:
         f"""
         CS2R.32 %rec, SR_CLOCKLO
         CS2R.32 %rec+1, SR_GLOBALTIMERLO
+        CS2R.32 %rec+2, SR_CLOCKLO
+        CS2R.32 %rec+3, SR_GLOBALTIMERLO
         MOV %addr, %head
-        {store}STG.E.EF.64 desc[%desc][%addr.64+{fields["clock_out"][1]:#x}], %rec
+        {store}STG.E.EF.128 desc[%desc][%addr.64+{fields["clock_out"][1]:#x}], %rec
         """,
         state=("addr", "rec", "desc", "head"),
         inherit_guard=guarded,

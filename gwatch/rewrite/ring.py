@@ -42,17 +42,32 @@ NARROW_DTYPE = np.dtype([("time", "<u4"), ("tag", "<u4")])
 WIDE_DTYPE = np.dtype([("time", "<u4"), ("tag", "<u4"), ("x", "<u4"), ("y", "<u4")])
 LONG_DTYPE = np.dtype([("time", "<u8"), ("tag", "<u4"), ("x", "<u4")])
 
+_HEADER_FIELDS = (
+    ("clock_in", "<u8", 0),
+    ("ns_in", "<u8", 8),
+    ("canary", "<u4", 16),
+    ("smid", "<u4", 20),
+    ("lanes", "<u4", 24),
+    ("cta", "<u4", 28),
+    ("clock_out", "<u4", 32),
+    ("ns_out", "<u4", 36),
+    ("clock_out2", "<u4", 40),
+    ("ns_out2", "<u4", 44),
+    ("clock_in2", "<u4", 48),
+    ("ns_in2", "<u4", 52),
+)
 HEADER_DTYPE = np.dtype(
     {
-        "names": ["clock_in", "ns_in", "canary", "smid", "lanes", "cta", "clock_out", "ns_out"],
-        "formats": ["<u8", "<u8", "<u4", "<u4", "<u4", "<u4", "<u4", "<u4"],
-        "offsets": [0, 8, 16, 20, 24, 28, 32, 36],
+        "names": [name for name, _, _ in _HEADER_FIELDS],
+        "formats": [kind for _, kind, _ in _HEADER_FIELDS],
+        "offsets": [offset for _, _, offset in _HEADER_FIELDS],
         "itemsize": 64,
     }
 )
 """Per warp: cycle counter and ns timer at entry (64 bits, read back to back), canary, SM, mask of the lanes
-that started, linear CTA id; the exit pair is the low words at the last EXIT that a lane of the warp took (0,
-0: none)."""
+that started, linear CTA id. ``anchor`` adds the low words of a second pair read right after the first (an
+instruction fetch may hold up one of them, never both) and of two pairs at the last EXIT that a lane of the
+warp took."""
 
 DESCRIPTOR_DTYPE = np.dtype(
     {

@@ -240,7 +240,7 @@ def plan_trace(
     _check_sites(rewriter, sites)
     head = clock == "anchor"
     for state, width, file in (
-        ("rec", builtin.record_width(fmt), "R"),
+        ("rec", builtin.record_width(fmt, clock), "R"),
         ("addr", 2, "R"),
         ("off", 1, "R"),
         ("base", 1, "R"),

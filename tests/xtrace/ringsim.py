@@ -90,11 +90,20 @@ class Writer:
                 (1 << alive) - 1,
                 cta,
             )
+            if self.map.clock == "anchor":
+                pair = (self.clocks.cycles(sm, t + w + 3) & M32, self.clocks.ns(t + w + 4) & M32)
+                struct.pack_into("<II", self.data, self._header(warp) + 48, *pair)
 
-    def leave(self, warp: int, t: float) -> None:
-        """An EXIT of some lanes of a warp (``anchor`` only)."""
-        pair = (self.clocks.cycles(self.sm[warp], t) & M32, self.clocks.ns(t) & M32)
-        struct.pack_into("<II", self.data, self._header(warp) + 32, *pair)
+    def leave(self, warp: int, t: float, lags: tuple[float, float] = (1.0, 1.0)) -> None:
+        """An EXIT of some lanes of a warp (``anchor`` only); ``lags``: ns lost inside the first, second pair."""
+        sm, later = self.sm[warp], t + lags[0] + 3
+        pairs = (
+            self.clocks.cycles(sm, t),
+            self.clocks.ns(t + lags[0]),
+            self.clocks.cycles(sm, later),
+            self.clocks.ns(later + lags[1]),
+        )
+        struct.pack_into("<IIII", self.data, self._header(warp) + 32, *(word & M32 for word in pairs))
 
     def visit(
         self,

@@ -301,6 +301,20 @@ def test_anchor_times_of_a_short_kernel(seed: int, block: tuple[int, int, int]) 
     assert got.clock.timer_step_ns == 32 and got.clock.sms == 3
 
 
+def test_pairs_held_up_by_an_instruction_fetch_are_left_out() -> None:
+    """The first CTA of an SM fetches its code while it reads the clocks."""
+    fmt = RingFormat(RecordKind.NARROW, 16)
+    layout = RingLayout.for_launch(fmt, (4, 1, 1), (64, 1, 1))
+    writer = Writer(layout, site_map("anchor", fmt, [site(0)]), Clocks(), 1)
+    for cta in range(4):
+        writer.enter(cta, cta, cta, 0.0)
+        for w in range(2):
+            for k in range(16):
+                writer.visit(cta * 2 + w, range(32), 0, 100.0 + 300.0 * k)
+            writer.leave(cta * 2 + w, 5000.0, (700.0, 1.0) if w else (1.0, 700.0))
+    check_against_truth(writer, 1e4)
+
+
 def test_anchor_records_of_200_ms_follow_frequency_steps() -> None:
     fmt = RingFormat(RecordKind.WIDE, 256)
     sites = [site(0, pair=True), site(1, "R4", pair=True), site(2, "R4:64")]

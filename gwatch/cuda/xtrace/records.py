@@ -46,6 +46,9 @@ MIN_VISIT_CYCLES = 8
 
 _BLOCK_SLOTS = 1 << 16
 _MAX_PAIRS = 1 << 19
+_TYPICAL_NS_PER_CYCLE = 0.6
+# One timer step, and a bit.
+_HELD_UP_NS = 40.0
 # numpy copies structured elements field by field, opaque ones in one go (ten times faster).
 _OPAQUE = np.dtype(("V", RECORD_DTYPE.itemsize))
 
@@ -280,13 +283,22 @@ class RingReader:
         header = self.headers[self.headers["canary"] == CANARY]
         clock_in, ns_in = header["clock_in"].astype(np.int64), header["ns_in"].astype(np.int64)
         smid = header["smid"].astype(np.int64)
-        cycles, ns, sm = [clock_in, *self.pair_cycles], [ns_in, *self.pair_ns], [smid, *self.pair_sm]
-        if self.exit_pairs:
-            ns_out = extend32(header["ns_out"], ns_in)
-            clock_out = extend32(header["clock_out"], clock_in)
-            # A warp that lived for longer may have seen its 32-bit cycles wrap.
-            left = ((header["ns_out"] != 0) | (header["clock_out"] != 0)) & (ns_out - ns_in < CYCLE_WRAP_NS)
-            cycles.append(clock_out[left])
-            ns.append(ns_out[left])
-            sm.append(smid[left])
+        cycles, ns, sm = self.pair_cycles, self.pair_ns, self.pair_sm
+        for name in ("in", "out") if self.exit_pairs else ("in",):
+            first = extend32(header[f"clock_{name}"].astype(np.uint32), clock_in)
+            first_ns = extend32(header[f"ns_{name}"].astype(np.uint32), ns_in)
+            second = extend32(header[f"clock_{name}2"], clock_in)
+            second_ns = extend32(header[f"ns_{name}2"], ns_in)
+            # A warp that lived for longer may have seen its 32-bit cycles wrap; zeros are no pair.
+            there = (first_ns - ns_in < CYCLE_WRAP_NS) & (
+                (header[f"ns_{name}"] | header[f"clock_{name}"]) != 0
+            )
+            twice = there & ((header[f"ns_{name}2"] | header[f"clock_{name}2"]) != 0)
+            # How much longer the cycles between the two pairs took than the ns: time lost inside one pair.
+            late = (second - first) * _TYPICAL_NS_PER_CYCLE - (second_ns - first_ns)
+            good = there & ~(twice & (late > _HELD_UP_NS))
+            good2 = twice & (late >= -_HELD_UP_NS)
+            cycles += [first[good], second[good2]]
+            ns += [first_ns[good], second_ns[good2]]
+            sm += [smid[good], smid[good2]]
         return fit_anchor(np.concatenate(cycles), np.concatenate(ns), np.concatenate(sm))
