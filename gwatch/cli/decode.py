@@ -16,6 +16,7 @@ from gwatch.errors import TraceError
 
 if TYPE_CHECKING:
     from gwatch.cuda.xtrace.decode import Decoded
+    from gwatch.rewrite.ring import RingLayout
     from gwatch.rewrite.sitemap import SiteMap
 
 _SHOWN = 20
@@ -31,7 +32,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--duration-ns", type=float, help="upper bound of the launch's duration")
     parser.add_argument("--json", action="store_true", help="all records as JSON on standard output")
     parser.add_argument(
-        "-o", "--output", type=Path, metavar="FILE.npz", help="write records, visits, dropped, headers"
+        "-o",
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="FILE.npz: records, visits, dropped, headers; FILE.json, FILE.html: a report (`gwatch show` reads it)",
+    )
+    parser.add_argument(
+        "--region",
+        action="append",
+        default=[],
+        type=_region,
+        metavar="A:B[:LABEL]",
+        help="pair sites in a report",
     )
 
 
@@ -41,6 +54,11 @@ def _dim3(text: str) -> tuple[int, int, int]:
         raise argparse.ArgumentTypeError(f"{text!r} is not X,Y,Z")
     x, y, z = (*parts, 1, 1)[:3]
     return x, y, z
+
+
+def _region(text: str) -> tuple[int, int, str]:
+    enter, leave, *label = text.split(":", 2)
+    return int(enter), int(leave), label[0] if label else f"site {enter}-{leave}"
 
 
 def run(args: argparse.Namespace) -> int:
@@ -62,7 +80,10 @@ def run(args: argparse.Namespace) -> int:
         )
     decoded = decode_ring(data, layout, site_map, duration if args.duration_ns is None else args.duration_ns)
     if args.output is not None:
-        _save(args.output, decoded)
+        if args.output.suffix.lower() in (".json", ".html", ".htm"):
+            _report(args.output, decoded, site_map, layout, args.region)
+        else:
+            _save(args.output, decoded)
     if args.json:
         _write_json(decoded, site_map)
     else:
@@ -111,6 +132,19 @@ def _save(path: Path, decoded: Decoded) -> None:
         headers=decoded.headers,
     )
     write_atomically(path, buffer.getvalue())
+
+
+def _report(
+    path: Path, decoded: Decoded, site_map: SiteMap, layout: RingLayout, regions: list[tuple[int, int, str]]
+) -> None:
+    from gwatch.common.format import File
+    from gwatch.cuda.xtrace.format import Section_IntraKernelTrace, decoded_result
+
+    section = Section_IntraKernelTrace()
+    section.add_run(decoded_result(decoded, site_map, layout), site_regions=regions or None)
+    report = File(title=f"SASS trace of {site_map.kernel}")
+    report.add_section(section)
+    report.render(path)
 
 
 def _summary(decoded: Decoded, site_map: SiteMap) -> dict[str, Any]:

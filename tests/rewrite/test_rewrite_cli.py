@@ -182,6 +182,24 @@ def test_decode_a_self_describing_file(
             assert saved["dropped"].sum() == launch.check().dropped_total
 
 
+def test_decode_writes_a_report(
+    ring: tuple[Path, Path, Launch], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dump, patched, launch = ring
+    file = tmp_path / "described.ring"
+    file.write_bytes(ring_file_prefix(launch.layout, 5e5) + dump.read_bytes())
+    for name in ("t.json", "t.html"):
+        command = ["decode", str(file), "--cubin", str(patched), "-o", str(tmp_path / name)]
+        assert main([*command, "--region", "0:1:body"]) == 0
+    capsys.readouterr()
+    section = json.loads((tmp_path / "t.json").read_text())["sections"][1]
+    (run,) = section["data"]["runs"]
+    assert run["kernel_prototype"] == "matmul" and run["analysis"]["region_stats"][0]["label"] == "body"
+    assert len(run["trace_results"]) == len(launch.check().records)
+    assert "matmul" in (tmp_path / "t.html").read_text()
+    assert main(["show", str(tmp_path / "t.json")]) == 0
+
+
 def test_decode_refusals(
     ring: tuple[Path, Path, Launch], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
