@@ -172,8 +172,7 @@ def _next(run: Any, args: argparse.Namespace, number: int, style: Any) -> list[s
     if len(run.roles) > 1 and a["longest_bubbles"] and not args.roles:
         commands.append(f"{base} --roles")
     if a["longest_bubbles"]:
-        rows = run.trace.rows
-        block = int(rows.block[rows.tid == a["longest_bubbles"][0]["tid"]][0])
+        block = int(run.trace.rows.block[a["longest_bubbles"][0]["row"]])
         commands += [f"{base} --longest-bubble", f"{base} --block {block} --timeline --bubbles"]
     if a["scope_stats"]:
         commands.append(f"{base} --longest {shlex.quote(a['scope_stats'][0]['scope_label'])}")

@@ -114,6 +114,11 @@ def test_records_that_contradict_the_launch_are_refused(change, message):
         from_records(bad, GEOMETRY)
 
 
+def test_a_number_twice_in_one_lane_is_refused():
+    with pytest.raises(TraceError, match=r"lane 7 of warp 1 has one sequence number twice"):
+        from_records(records((0, (0, 0), 39, 0, 10), (1, (0, 0), 39, 0, 20)), GEOMETRY)
+
+
 def test_row_form_gives_the_same_columns():
     rows = [{"global_tid": 203, "site_id": 1, "value": 2 ** 63 + 1, "timestamp": 60, "smid": 4},
             {"global_tid": 1, "site_id": 0, "value": None, "timestamp": 50}]
@@ -129,7 +134,10 @@ def test_row_form_gives_the_same_columns():
 
 @pytest.mark.parametrize("bad", [{"global_tid": 1, "site_id": 0, "value": 0},
                                  {"global_tid": 1, "site_id": 0, "value": 0, "timestamp": "soon"},
-                                 {"global_tid": 1, "site_id": 0, "value": 0, "timestamp": 1 << 70}, 7])
+                                 {"global_tid": 1, "site_id": 0, "value": 0, "timestamp": 1 << 70},
+                                 {"global_tid": 1, "site_id": 0, "value": 0, "timestamp": 1.5},
+                                 {"global_tid": 1, "site_id": 0, "value": -1, "timestamp": 1},
+                                 {"global_tid": 1, "site_id": 0, "value": 1 << 64, "timestamp": 1}, 7])
 def test_malformed_rows_are_refused_by_name(bad):
     good = {"global_tid": 1, "site_id": 0, "value": 0, "timestamp": 1}
     with pytest.raises(TraceError, match=r"\[bad-records\] trace_results"):

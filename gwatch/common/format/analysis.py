@@ -71,8 +71,8 @@ def scope_stats(intervals: Intervals, scope: I32, labels: Sequence[str]) -> list
     for i, label in enumerate(labels):
         mine = order[bounds[i]:bounds[i + 1]]
         if len(mine):
-            stats.append({"scope_label": label, "count": len(mine), "lanes":
-            len(np.unique(intervals.row[mine])), **distribution(duration[mine])})
+            stats.append({"scope_label": label, "count": len(mine),
+                          "lanes": len(np.unique(intervals.row[mine])), **distribution(duration[mine])})
     stats.sort(key=lambda s: (-s["total"], s["scope_label"]))
     return stats
 
@@ -94,10 +94,11 @@ def site_stats(trace: Trace) -> list[dict[str, Any]]:
         repeat = (time[1:] - time[:-1])[(row[1:] == row[:-1]) & (seg[1:] == seg[:-1])]
         known = len(repeat) > 0
         stats.append({"site_id": int(site), "count": len(mine), "rows": n_rows,
-                      "records_per_row": len(mine) / n_rows, "t_first": int(time.min()), "t_last":
-                      int(time.max()), "repeat_min": int(repeat.min()) if known else None, "repeat_mean":
-                      float(repeat.mean()) if known else None, "repeat_max": int(repeat.max()) if known else
-                      None})
+                      "records_per_row": len(mine) / n_rows,
+                      "t_first": int(time.min()), "t_last": int(time.max()),
+                      "repeat_min": int(repeat.min()) if known else None,
+                      "repeat_mean": float(repeat.mean()) if known else None,
+                      "repeat_max": int(repeat.max()) if known else None})
     return stats
 
 
@@ -159,8 +160,8 @@ def pipeline(cover: Coverage, trace: Trace) -> tuple[dict[str, Any], NDArray[np.
     total = int(lifetime.sum())
     summary["bubble_ratio"] = int(bubble.sum()) / total if total else 0.0
     summary["top_bubbliest"] = [
-        {"tid": int(trace.rows.tid[rows[i]]), "bubble": int(bubble[i]), "active": int(active[i]),
-         "lifetime": int(lifetime[i])} for i in top]
+        {"tid": int(trace.rows.tid[rows[i]]), "row": int(rows[i]), "bubble": int(bubble[i]),
+         "active": int(active[i]), "lifetime": int(lifetime[i])} for i in top]
     return summary, table
 
 
@@ -171,9 +172,9 @@ def longest_bubbles(cover: Coverage, scope: I32, labels: Sequence[str], trace: T
         return []
     gap = np.where(cover.row[1:] == cover.row[:-1], cover.start[1:] - cover.end[:-1], 0)
     order = np.lexsort((np.arange(len(gap)), -gap))[:limit]
-    return [{"tid": int(trace.rows.tid[cover.row[i]]), "before": labels[scope[cover.last[i]]],
-             "after": labels[scope[cover.first[i + 1]]], "gap": int(gap[i]), "start": int(cover.end[i])}
-            for i in order if gap[i] > 0]
+    return [{"tid": int(trace.rows.tid[cover.row[i]]), "row": int(cover.row[i]),
+             "before": labels[scope[cover.last[i]]], "after": labels[scope[cover.first[i + 1]]],
+             "gap": int(gap[i]), "start": int(cover.end[i])} for i in order if gap[i] > 0]
 
 
 def concurrency(cover: Coverage, t_min: int, t_max: int, bins: int = CONCURRENCY_BINS) -> dict[str, Any]:

@@ -233,9 +233,8 @@ def _pipeline(run: Run, a: Mapping[str, Any]) -> str:
             for name in ("active", "bubble", "lifetime")]
     body = _table(["per row", "mean", "min", "max"], rows)
     body += f'<p>Outside all regions: <b>{p["bubble_ratio"]:.1%}</b> of the rows’ lifetime.</p>'
-    place = {int(t): i for i, t in enumerate(run.trace.rows.tid)}
-    found = [(locator(run.trace.rows, place[b["tid"]]), duration(b["gap"], run.unit),
-              f"{b['before']} → {b['after']}") for b in a["longest_bubbles"] if b["tid"] in place]
+    found = [(locator(run.trace.rows, b["row"]), duration(b["gap"], run.unit),
+              f"{b['before']} → {b['after']}") for b in a["longest_bubbles"]]
     if found:
         body += "<h4>Longest bubbles</h4>" + _table(["row", "bubble", "between"], found, (0, 2))
     return _card("Pipeline", body)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -204,13 +205,10 @@ def from_rows(results: Sequence[Mapping[str, Any]], geometry: Geometry, warp_gra
 
 def _column(results: Sequence[Mapping[str, Any]], key: str, dtype: Any,
             default: int | None = None) -> NDArray[Any]:
-    mask = (1 << 64) - 1
     try:
         if default is None:
-            return np.fromiter((int(r[key]) for r in results), dtype, len(results))
-        if dtype is np.uint64:
-            return np.fromiter((int(r.get(key) or 0) & mask for r in results), dtype, len(results))
-        return np.fromiter((default if r.get(key) is None else int(r[key]) for r in results), dtype,
+            return np.fromiter((index(r[key]) for r in results), dtype, len(results))
+        return np.fromiter((default if r.get(key) is None else index(r[key]) for r in results), dtype,
                            len(results))
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
         for i, r in enumerate(results):
@@ -277,6 +275,7 @@ def _ring_losses(ring: I64, sequence: I64,
     """Per record: records of its lane lost right before it, and lost after it (last of its lane only).
 
     A lane numbers its records from 0, whatever sites they come from, so every hole in the numbers is a loss.
+    Raises TraceError ``[bad-records]`` when a lane has a number twice.
     """
     n = len(ring)
     before, after = np.zeros(n, np.int64), np.zeros(n, np.int64)
@@ -288,7 +287,11 @@ def _ring_losses(ring: I64, sequence: I64,
     hole = np.empty(n, np.int64)
     hole[0] = s[0]
     hole[1:] = np.where(first[1:], s[1:], s[1:] - s[:-1] - 1)
-    before[order] = np.maximum(hole, 0)
+    if hole.min() < 0:
+        at = int(r[np.argmin(hole)])
+        raise TraceError("bad-records", f"lane {at % WARP} of warp {at // WARP} has one sequence number twice",
+                         "give each launch a run of its own, or leave the field sequence out")
+    before[order] = hole
     if lost_after:
         for i in order[np.r_[first[1:], True]]:
             after[i] = lost_after.get((int(ring[i]) // WARP, int(ring[i]) % WARP), 0)

@@ -19,7 +19,7 @@ from gwatch.common.format.verdict import Verdict, judge
 from gwatch.errors import TraceError
 
 EVIDENCE = ("outputs", "outputs_detail", "dropped", "slowdown", "cost_per_record", "registers", "occupancy",
-            "sampled")
+            "sampled", "clock")
 UNITS = {"sm": "cyc"}
 
 
@@ -44,6 +44,8 @@ def plain(value: Any) -> Any:
         return {str(k): plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
         return [plain(v) for v in value]
+    if hasattr(value, "to_json"):
+        return plain(value.to_json())
     return str(value)
 
 
@@ -138,9 +140,7 @@ class Run:
 
     @cached_property
     def analysis(self) -> dict[str, Any]:
-        """The ``analysis`` block of the report format, or the stored one of a trace kept without its
-        records.
-        """
+        """The ``analysis`` block of the report format."""
         if self.stored_analysis is not None:
             return dict(self.stored_analysis)
         return analyse(self)
@@ -182,8 +182,8 @@ def analyse(run: Run) -> dict[str, Any]:
                          for r in run.regions],
         "scope_roles": dict(run.roles),
         "scope_stats": tables.scope_stats(intervals, run.scope, run.labels),
-        "site_stats": tables.site_stats(trace) if run.record_shape == "site" else [],
-        "region_stats": tables.region_stats(run.regions, counts),
+        "site_stats": tables.site_stats(trace) if run.record_shape == "site" and not run.window else [],
+        "region_stats": tables.region_stats(run.regions, counts) if not run.window else [],
         "pipeline_summary": summary,
         "longest_bubbles": tables.longest_bubbles(run.cover, run.scope, run.labels, trace),
         "concurrency": tables.concurrency(run.cover, t_min, t_max),
@@ -195,8 +195,8 @@ def run_of(result: Any, site_regions: Iterable[Any] | None = None,
     """A :class:`Run` from what ``do_trace`` returned, or from a plain dict with the report format's keys.
 
     Raises TraceError ``[empty-result]`` for a result without a kernel (nothing matched), ``[bad-records]``
-    and ``[bad-dimension]`` for malformed content, SiteError ``[bad-region]`` for bad regions and ``[bad-
-    role]`` for roles of scopes that do not exist.
+    and ``[bad-dimension]`` for malformed content, SiteError ``[bad-region]`` for bad regions and TraceError
+    ``[bad-role]`` for roles of scopes that do not exist.
     """
     records = lookup(result, "records")
     # The row form may be expensive to make: it is asked for only where there is nothing better.
@@ -226,12 +226,13 @@ def run_of(result: Any, site_regions: Iterable[Any] | None = None,
     evidence = {key: lookup(result, key, block.get(key)) for key in EVIDENCE}
     if evidence["dropped"] is None and len(trace) and bool((trace.sequence >= 0).all()):
         evidence["dropped"] = int(trace.rows.dropped.sum())
-    return Run(str(lookup(result, "kernel_prototype") or "?"), geometry, trace, regions,
-               _roles(scope_roles if scope_roles is not None else block.get("scope_roles"), regions), clock,
-               compiled, evidence, sites, tuple(str(w) for w in lookup(result, "warnings") or
-               block.get("warnings") or ()), lookup(result, "splice_results"), dict(lookup(result,
-               "oe_results") or {}), dict(plain(lookup(result, "launch") or block.get("launch") or {})),
-               shape)
+    roles = _roles(scope_roles if scope_roles is not None else block.get("scope_roles"), regions)
+    return Run(
+        kernel=str(lookup(result, "kernel_prototype") or "?"), geometry=geometry, trace=trace, regions=regions,
+        roles=roles, clock=clock, compile_results=compiled, evidence=evidence, sites=sites,
+        warnings=tuple(str(w) for w in lookup(result, "warnings") or block.get("warnings") or ()),
+        splice_results=lookup(result, "splice_results"), oe_results=dict(lookup(result, "oe_results") or {}),
+        launch=dict(plain(lookup(result, "launch") or block.get("launch") or {})), record_shape=shape)
 
 
 def _warp_sites(records: Any, sites: Sequence[Mapping[str, Any]], warp_all: bool) -> list[int]:

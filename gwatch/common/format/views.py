@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from gwatch.common.format import analysis as tables
-from gwatch.common.format.run import Run
+from gwatch.common.format.run import Run, plain
 from gwatch.common.format.text import Style, clip, duration, locator, table
 
 MAX_REASONS = 4
@@ -55,6 +55,11 @@ def header(run: Run, number: int, total: int, style: Style) -> list[str]:
     unmatched = a["unmatched_starts"] + a["unmatched_ends"]
     if unmatched:
         entries.append(("Warning", f"unmatched: {a['unmatched_starts']} starts, {a['unmatched_ends']} ends"))
+    fit = run.evidence.get("clock")
+    if fit:
+        fit = plain(fit)
+        entries.append(("Clock fit", f"{fit['pairs']} clock pairs on {fit['sms']} SMs, 99.9 % within "
+                        f"{fit['residual_p999_ns']:.0f} ns, timer step {fit['timer_step_ns']} ns"))
     entries += [("Warning", w) for w in run.warnings[:MAX_WARNINGS]]
     if len(run.warnings) > MAX_WARNINGS:
         entries.append(("Warning", f"and {len(run.warnings) - MAX_WARNINGS} more (--json)"))
@@ -142,10 +147,6 @@ def scope_table(run: Run, style: Style, limit: int | None = None) -> list[str]:
     return _titled("Per-scope stats (by total time)", table(head, body, (0, 8)) + more, style)
 
 
-def _row_index(run: Run) -> dict[int, int]:
-    return {int(t): i for i, t in enumerate(run.trace.rows.tid)}
-
-
 def pipeline_view(run: Run, style: Style) -> list[str]:
     """How much of their lifetime the rows were inside regions."""
     p = run.analysis["pipeline_summary"]
@@ -160,11 +161,9 @@ def pipeline_view(run: Run, style: Style) -> list[str]:
     entries = [("active time", three("active")), ("bubble time", three("bubble")),
                (f"{what} lifetime", three("lifetime")), ("bubble ratio", f"{p['bubble_ratio']:.1%}")]
     lines = [*(f"{name:{FIELD}} {text}" for name, text in entries), f"bubbliest {what}s:"]
-    rows = _row_index(run)
     for top in p["top_bubbliest"]:
         share = top["bubble"] / top["lifetime"] if top["lifetime"] else 0.0
-        name = locator(run.trace.rows, rows[top["tid"]]) if top["tid"] in rows else f"tid {top['tid']}"
-        lines.append(f"  {name}  bubble={duration(top['bubble'], unit)} / lifetime="
+        lines.append(f"  {locator(run.trace.rows, top['row'])}  bubble={duration(top['bubble'], unit)} / lifetime="
                      f"{duration(top['lifetime'], unit)}  ({share:.1%})")
     return _titled("Pipeline", lines, style)
 
@@ -174,8 +173,8 @@ def bubbles_view(run: Run, style: Style, limit: int = tables.LONGEST_BUBBLES) ->
     found = tables.longest_bubbles(run.cover, run.scope, run.labels, run.trace, limit)
     if not found:
         return _titled("Longest bubbles", ["none"], style)
-    rows, base = _row_index(run), run.time_range[0]
-    body = [(locator(run.trace.rows, rows[b["tid"]]), duration(b["gap"], run.unit),
+    base = run.time_range[0]
+    body = [(locator(run.trace.rows, b["row"]), duration(b["gap"], run.unit),
              "+" + duration(b["start"] - base, run.unit), f"{b['before']} -> {b['after']}") for b in found]
     return _titled("Longest bubbles", table(["row", "bubble", "at", "between"], body, (0, 3)), style)
 

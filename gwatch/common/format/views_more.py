@@ -33,13 +33,12 @@ def _waits(run: Run, style: Style) -> list[str]:
     found, unit = wait_table(run), run.unit
     if not found:
         return ["", style.bold("Waits"), "none"]
-    place = {int(t): i for i, t in enumerate(run.trace.rows.tid)}
     base = run.time_range[0]
     body = [(clip(w["role"], 16), f"{clip(w['before'], 18)} -> {clip(w['after'], 18)}", w["count"],
              duration(w["total"], unit), f"{w['share']:.1%}", duration(w["p50"], unit),
              "-" if w["released_by"] is None else clip(f"{w['released_by_role'] or ''} {w['released_by']}", 26),
              duration(w["slack_p50"], unit),
-             f"{locator(run.trace.rows, place[w['longest_tid']])} +{duration(w['longest_start'] - base, unit)}")
+             f"{locator(run.trace.rows, w['longest_row'])} +{duration(w['longest_start'] - base, unit)}")
             for w in found[:MAX_WAITS]]
     head = ["role", "waits between", "count", "total", "of life", "p50", "ended just before", "slack p50",
             "longest at"]

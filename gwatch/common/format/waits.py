@@ -105,7 +105,8 @@ def wait_table(run: Run) -> list[dict[str, Any]]:
             "count": len(mine), "total": total, "p50": tables.percentile(np.sort(length[mine]), 0.5),
             "share": total / lifetime[who] if lifetime[who] else 0.0,
             "slack_p50": tables.percentile(slack, 0.5) if slack is not None else None,
-            "longest": int(length[worst]), "longest_tid": int(run.trace.rows.tid[waits.row[worst]]),
+            "longest": int(length[worst]), "longest_row": int(waits.row[worst]),
+            "longest_tid": int(run.trace.rows.tid[waits.row[worst]]),
             "longest_start": int(waits.start[worst])})
     table.sort(key=lambda w: (-w["total"], w["role"], w["before"], w["after"]))
     return table
