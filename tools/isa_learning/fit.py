@@ -49,9 +49,10 @@ class Samples:
         if text is None:
             self.invalid.add(word)
             return
+        parts = cut(text)
         self.index[word] = len(self.words)
         self.words.append(word)
-        self.cuts.append(cut(text))
+        self.cuts.append(parts)
 
     def pairs(self) -> list[Pair]:
         """(i, j, bit): words i and j differ in that bit alone (i has 0, j has 1)."""

@@ -119,6 +119,51 @@ class Learner:
                 words += [seed ^ 1 << bit for bit in PROBED_BITS]
         self.feed(words)
 
+    def explore(self, rounds: int, per_key: int) -> None:
+        """Flip seeds, fit, then guess and check until ``rounds`` are over."""
+        self.flips(24)
+        self.log(f"flips done, {self.prober.count} asked")
+        self.fit()
+        for number in range(rounds):
+            checked, wrong, unknown = self.round(per_key)
+            self.flips(24)
+            self.fit()
+            self.log(f"round {number + 1}: {checked} checked, {wrong} wrong, {unknown} unknown; "
+                     f"{self.prober.count} asked")
+
+    def finish(self, words: Iterable[int]) -> None:
+        """Everything that needs the final models."""
+        self.note_traits()
+        self.mark_relative()
+        self.note_shapes(words)
+
+    def word_of(self, text: str) -> int:
+        """A sampled word with exactly this text."""
+        for state in self.states.values():
+            for word in state.samples.words:
+                if self.prober.cache.get(word) == text:
+                    return word
+        raise LookupError(text)
+
+    def models(self) -> list[Key]:
+        """The keys that have at least one form."""
+        return [s.model for _, s in sorted(self.states.items()) if s.model is not None]
+
+    def report(self) -> dict[str, dict[str, object]]:
+        """Counts per key, for reading."""
+        out: dict[str, dict[str, object]] = {}
+        for key, state in sorted(self.states.items()):
+            samples = state.samples
+            if state.model is None and not samples.unread:
+                continue
+            out[f"{key:04x}"] = {
+                "mnemonic": samples.cuts[0].opcode[0] if samples.cuts else "", "valid": len(samples.words),
+                "real": len(samples.real), "invalid": len(samples.invalid),
+                "forms": len(state.model.forms) if state.model else 0, "checked": state.checked,
+                "wrong": state.wrong, "missed": state.missed, "impure": state.impure, "unfitted": state.unfitted,
+                "unread": samples.unread[:3], "notes": state.notes[:6], "failures": state.failures[-6:]}
+        return out
+
     def fit(self) -> None:
         """Refit every key whose samples changed."""
         for _, state in sorted(self.states.items()):

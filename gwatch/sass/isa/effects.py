@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from gwatch.sass.isa import lex
-from gwatch.sass.isa.model import Choice, Form
+from gwatch.sass.isa.model import Form
 
 FILES = {"R": "R", "U": "UR", "P": "P", "Q": "UP", "B": "B"}
+BRANCHES = frozenset({"BRA", "BRX", "BRXU", "JMP", "JMX", "JMXU", "CALL", "RET", "EXIT", "BSYNC", "BREAK", "KILL", "RTT",
+                      "BPT", "WARPSYNC", "YIELD", "BSSY", "RPCMOV", "LEPC", "ULEPC"})
 PREDICATE_TARGETS = (81, 84)
 REGISTER_TARGET = 16
 
@@ -18,7 +19,7 @@ REGISTER_TARGET = 16
 class RegUse:
     """``count`` consecutive registers of ``file`` (R, UR, P, UP, B) from ``first``, in a ``role``.
 
-    Roles: data, address, descriptor, predicate, guard, barrier, accumulator. Zero registers and PT never appear.
+    Roles: data, address, descriptor, predicate, guard, barrier, implicit (no operand names it). Zero registers and PT never appear.
     """
 
     file: str
@@ -36,33 +37,18 @@ class Effects:
     """Reads and writes of one instruction.
 
     ``complete`` False: the tables cannot say, callers must refuse. ``kind``: fixed (result after a fixed number of
-    cycles), variable (result or source release announced by a scoreboard), async (runs on after issue; registers are
-    not covered by scoreboards), branch (transfers control).
+    cycles, no compiler word has a scoreboard), variable (compilers announce the result or the release of the sources
+    by a scoreboard), async (runs on after issue; no scoreboard covers its registers), branch (transfers control),
+    unknown (no compiler word of this opcode was seen). ``write_scoreboard`` and ``read_scoreboard``: compilers use
+    that field with this opcode.
     """
 
     reads: tuple[RegUse, ...]
     writes: tuple[RegUse, ...]
     complete: bool
     kind: str
-
-
-@dataclass(slots=True)
-class Rule:
-    """The effect of one value of a form. ``counts`` chooses the register count ("0" = no effect) as text."""
-
-    value: int
-    write: bool
-    role: str
-    counts: Choice
-
-    def to_json(self) -> Any:
-        """JSON data."""
-        return [self.value, int(self.write), self.role, self.counts.to_json()]
-
-    @classmethod
-    def from_json(cls, data: Any) -> Rule:
-        """Read what :meth:`to_json` wrote."""
-        return cls(data[0], bool(data[1]), data[2], Choice.from_json(data[3]))
+    write_scoreboard: bool = False
+    read_scoreboard: bool = False
 
 
 @dataclass(slots=True)
@@ -126,7 +112,9 @@ def guess(opcode: Sequence[str], form: Form, attachments: Sequence[str]) -> list
         write = low == REGISTER_TARGET and not place.bank
         role = "descriptor" if place.bank == "desc" else "address" if place.bank else "data"
         count = 1
-        if place.bank == "desc" or ".64" in posts[n]:
+        if opcode[0] in ("RET", "BRX", "CALL", "LEPC") and place.kind == "R":
+            count = 2
+        elif place.bank == "desc" or ".64" in posts[n]:
             count = 2
         elif not place.bank and (memory or opcode[0] in ("LDC", "ULDC", "CS2R", "CS2UR")):
             count = width

@@ -9,14 +9,12 @@ from gwatch.errors import DecodeError, EncodeError
 from gwatch.sass.arch import Arch, arch_of
 from gwatch.sass.control import CONTROL_MASK, Control
 from gwatch.sass.isa import lex
-from gwatch.sass.isa.effects import FILES, Effects, RegUse, guess
+from gwatch.sass.isa.effects import FILES, Effects, RegUse
 from gwatch.sass.isa.encode import Encoder
 from gwatch.sass.isa.model import GUARD_SHIFT, Form, Key, key_of
 from gwatch.sass.isa.table import Table, load
 
 GUARD_MASK = 0xF << GUARD_SHIFT
-_BRANCHES = {"BRA", "BRX", "BRXU", "JMP", "JMX", "JMXU", "CALL", "RET", "EXIT", "BSYNC", "BREAK", "KILL", "RTT", "BPT",
-             "WARPSYNC", "YIELD", "BSSY", "RPCMOV", "LEPC", "ULEPC"}
 _CACHE = 1 << 17
 
 
@@ -123,22 +121,32 @@ class Isa:
         return _Core(key, form, body, opcode, self._effects(key, form, plain, opcode), offset)
 
     def _effects(self, key: Key, form: Form, plain: int, opcode: str) -> Effects:
-        words = tuple(opcode.split("."))
         reads: list[RegUse] = []
         writes: list[RegUse] = []
-        attached = [a.get(plain) or "" for a in form.attachments]
-        for n, write, role, count in guess(words, form, attached):
-            value = form.values[n]
-            place = value.field_of(plain)
-            if place is None:
+        complete = form.proved
+        for rule in form.rules:
+            counts = rule.get(plain)
+            place = form.values[rule.value].field_of(plain)
+            if counts is None or place is None:
+                complete = False
                 continue
             number = place.get(plain)
-            if self.zero.get(place.kind) == number or not count:
+            if self.zero.get(place.kind) == number:
                 continue
-            use = RegUse(FILES[place.kind], number, count, role)
-            (writes if write else reads).append(use)
-        kind = "branch" if words[0] in _BRANCHES else "fixed"
-        return Effects(tuple(reads), tuple(writes), True, kind)
+            file = FILES[place.kind]
+            if counts[0]:
+                reads.append(RegUse(file, number, counts[0], rule.role))
+            if counts[1]:
+                writes.append(RegUse(file, number, counts[1], rule.role))
+        for file, first, read, written in form.implicit:
+            if read:
+                reads.append(RegUse(file, first, 1, "implicit"))
+            if written:
+                writes.append(RegUse(file, first, 1, "implicit"))
+        kind = str(key.extra.get("kind", "unknown"))
+        boards = key.extra.get("scoreboards", [0, 0])
+        return Effects(tuple(reads), tuple(writes), complete and kind != "unknown", kind, bool(boards[0]),
+                       bool(boards[1]))
 
     def _reuse(self, core: _Core, control: Control) -> tuple[int, ...]:
         if not core.form.reuse:

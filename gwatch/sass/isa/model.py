@@ -96,12 +96,39 @@ class Value:
 
 
 @dataclass(slots=True)
+class Rule:
+    """The effect of one value: ``counts`` chooses "registers read,registers written"."""
+
+    value: int
+    role: str
+    counts: Choice
+
+    def get(self, word: int) -> tuple[int, int] | None:
+        """(registers read, registers written), None where the tables do not know."""
+        text = self.counts.get(word)
+        if text is None:
+            return None
+        reads, writes = text.split(",")
+        return int(reads), int(writes)
+
+    def to_json(self) -> Any:
+        """JSON data."""
+        return [self.value, self.role, self.counts.to_json()]
+
+    @classmethod
+    def from_json(cls, data: Any) -> Rule:
+        """Read what :meth:`to_json` wrote."""
+        return cls(data[0], data[1], Choice.from_json(data[2]))
+
+
+@dataclass(slots=True)
 class Form:
     """One operand skeleton of a key.
 
     ``shapes`` are compiler words, one per choice of texts seen (several when hidden bits differ); ``probes`` are words
     that nvdisasm decodes, for forms that no compiler word has. ``reuse`` gives the value position of the three
-    operand-cache bits (-1: none).
+    operand-cache bits (-1: none). ``rules`` say what each value reads and writes, ``implicit`` lists registers that no
+    operand names as [file, register, read, written]; ``proved``: both were checked against nvdisasm's life ranges.
     """
 
     skeleton: str
@@ -110,6 +137,9 @@ class Form:
     shapes: list[int] = field(default_factory=list)
     probes: list[int] = field(default_factory=list)
     reuse: tuple[int, ...] = ()
+    rules: list[Rule] = field(default_factory=list)
+    implicit: list[list[Any]] = field(default_factory=list)
+    proved: bool = False
 
     def operands(self, word: int, zero: dict[str, int], reuse: tuple[int, ...] = ()) -> str | None:
         """Operand text of ``word``, None where the tables do not know."""
@@ -131,14 +161,16 @@ class Form:
         """JSON data."""
         return {"form": self.skeleton, "attach": [a.to_json() for a in self.attachments],
                 "values": [v.to_json() for v in self.values], "reuse": list(self.reuse),
-                "shapes": [f"{w:x}" for w in self.shapes], "probes": [f"{w:x}" for w in self.probes]}
+                "shapes": [f"{w:x}" for w in self.shapes], "probes": [f"{w:x}" for w in self.probes],
+                "effects": [r.to_json() for r in self.rules], "implicit": self.implicit, "proved": int(self.proved)}
 
     @classmethod
     def from_json(cls, data: Any) -> Form:
         """Read what :meth:`to_json` wrote."""
         return cls(data["form"], [Choice.from_json(a) for a in data["attach"]],
                    [Value.from_json(v) for v in data["values"]], [int(w, 16) for w in data["shapes"]],
-                   [int(w, 16) for w in data["probes"]], tuple(data["reuse"]))
+                   [int(w, 16) for w in data["probes"]], tuple(data["reuse"]),
+                   [Rule.from_json(r) for r in data["effects"]], data["implicit"], bool(data["proved"]))
 
 
 @dataclass(slots=True)

@@ -31,7 +31,7 @@ def lookup(node: Node, word: int) -> int:
         else:
             field = word >> node[1] & (1 << node[2]) - 1
             node = node[3] if field and not field & field - 1 else node[4]
-    return node
+    return int(node)
 
 
 def tested_bits(node: Node) -> int:
@@ -86,7 +86,7 @@ def paths(node: Node, label: int, mask: int = 0, value: int = 0) -> Iterator[tup
 def to_json(node: Node) -> Any:
     """The node as JSON data."""
     if isinstance(node, int):
-        return node
+        return int(node)
     if node[0] == "eq":
         return ["eq", f"{node[1]:x}", f"{node[2]:x}", to_json(node[3]), to_json(node[4])]
     if node[0] == "sw":

@@ -1,0 +1,216 @@
+"""Learn reads and writes: words with well-separated registers, nvdisasm's life ranges, one tree per operand."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gwatch.errors import EncodeError
+from gwatch.sass.isa import tree
+from gwatch.sass.isa.effects import BRANCHES, FILES, REGISTER_TARGET, guess, positions
+from gwatch.sass.isa.model import Choice, Form, Key, Rule
+from isa_learning.fit import bit_matrix
+from isa_learning.grow import Grower
+from isa_learning.learn import Learner, State, probing_word
+from isa_learning.ranges import Holder, Marks
+
+PER_FORM = 40
+_SPREAD = {"R": (96, (16, 32, 48, 64, 80)), "U": (4, (8, 16, 24, 32, 40)), "P": (0, (1, 2, 3, 4, 5)),
+           "Q": (0, (1, 2, 3, 4, 5))}
+_LOW_TARGETS = {16, 81}
+
+
+@dataclass
+class _Case:
+    """One word, which values it shows (position -> file, number)."""
+
+    word: int
+    numbers: dict[int, tuple[str, int]]
+
+
+def learn_effects(learner: Learner, holder: Holder) -> dict[str, int]:
+    """Give every form its rules; returns counts for the report."""
+    counts: dict[str, int] = defaultdict(int)
+    cases: dict[tuple[int, int], list[_Case]] = {}
+    spread: list[int] = []
+    originals: dict[int, int] = {}
+    chosen: dict[tuple[int, int], list[int]] = {}
+    for number, state in sorted(learner.states.items()):
+        if state.model is None or state.model.opcode[0].labels[0].split(".")[0] in BRANCHES:
+            continue
+        for label in range(len(state.model.forms)):
+            words = _pick(learner, state, label)
+            chosen[number, label] = words
+            for word in words:
+                new = _spread_out(state.model, state.model.forms[label], word)
+                originals[new] = word
+                spread.append(new)
+    texts = dict(zip(spread, learner.prober.texts(spread), strict=True))
+    back = {old: new for new, old in originals.items()}
+    for (number, label), words in chosen.items():
+        model = learner.states[number].model
+        assert model is not None
+        cases[number, label] = []
+        for word in words:
+            new = back[word] if word in back else word
+            good = texts.get(new) is not None and tree.lookup(model.select, new) == label \
+                and model.opcode_text(new) == model.opcode_text(word)
+            cases[number, label].append(_case(model.forms[label], new if good else word))
+    flat = [case.word for group in cases.values() for case in group]
+    marks = dict(zip(flat, holder.marks(flat), strict=True))
+    for (number, label), group in cases.items():
+        model = learner.states[number].model
+        assert model is not None
+        form = model.forms[label]
+        seen = [(c, m) for c in group if (m := marks[c.word]) is not None]
+        if not seen:
+            counts["forms without life ranges"] += 1
+            form.rules, form.implicit, form.proved = [], [], False
+            continue
+        _rules(model, form, seen, counts)
+    for _, state in sorted(learner.states.items()):
+        if state.model is not None and state.model.opcode[0].labels[0].split(".")[0] in BRANCHES:
+            for form in state.model.forms:
+                _branch_rules(state.model, form, state)
+                counts["branch forms by rule"] += 1
+    return dict(counts)
+
+
+def _pick(learner: Learner, state: State, label: int) -> list[int]:
+    """Words of one form: every opcode text first, then attachments."""
+    model = state.model
+    assert model is not None
+    seen: set[object] = set()
+    words = []
+    for word in sorted(state.samples.index, key=lambda w: (w not in state.samples.real, w)):
+        if tree.lookup(model.select, word) != label:
+            continue
+        cut = state.samples.cuts[state.samples.index[word]]
+        for name in ((cut.opcode,), *(((n, a)) for n, a in enumerate(cut.attachments))):
+            if name not in seen:
+                seen.add(name)
+                words.append(word)
+                break
+        if len(words) >= PER_FORM * 4:
+            break
+    return words
+
+
+def _spread_out(model: Key, form: Form, word: int) -> int:
+    """``word`` with its registers moved far apart, zero registers kept."""
+    used: dict[str, int] = defaultdict(int)
+    new = word
+    for value in form.values:
+        place = value.field_of(word)
+        if place is None or place.kind not in _SPREAD:
+            continue
+        first, others = _SPREAD[place.kind]
+        if place.runs and place.runs[0][0] in _LOW_TARGETS:
+            number = first
+        else:
+            number = others[used[place.kind] % len(others)]
+            used[place.kind] += 1
+        if place.mask and number < 1 << place.top and place.get(word) != (1 << place.top) - 1:
+            try:
+                new = new & ~place.mask | place.put(number)
+            except EncodeError:
+                continue
+    return probing_word(new)
+
+
+def _case(form: Form, word: int) -> _Case:
+    numbers = {}
+    for n, value in enumerate(form.values):
+        place = value.field_of(word)
+        if place is not None and place.kind in FILES and place.kind != "B":
+            numbers[n] = (FILES[place.kind], place.get(word))
+    return _Case(word, numbers)
+
+
+def _runs(marks: Marks, numbers: dict[int, tuple[str, int]]) -> tuple[dict[int, tuple[int, int]], Marks]:
+    """(reads, writes) counted from each value's register, and the marks nobody accounts for."""
+    left = dict(marks)
+    starts = set(numbers.values())
+    out = {}
+    for n, (file, first) in numbers.items():
+        counts = []
+        for kinds in ("vx", "^x"):
+            length = 0
+            while marks.get((file, first + length), "") in kinds and (file, first + length) in marks:
+                if length and (file, first + length) in starts:
+                    break
+                left.pop((file, first + length), None)
+                length += 1
+            counts.append(length)
+        out[n] = (counts[0], counts[1])
+    return out, left
+
+
+def _rules(model: Key, form: Form, seen: Sequence[tuple[_Case, Marks]], counts: dict[str, int]) -> None:
+    opcode_bits = 0
+    for choice in [*model.opcode, *form.attachments]:
+        opcode_bits |= tree.tested_bits(choice.node)
+    owned = 0
+    for value in form.values:
+        owned |= value.mask
+    bits = bit_matrix([c.word for c, _ in seen])
+    found = [_runs(m, c.numbers) for c, m in seen]
+    places = positions(form)
+    rules = []
+    proved = True
+    for n, value in enumerate(form.values):
+        if value.kind == "B":
+            rules.append(Rule(n, "barrier", Choice(["0,1" if places[n].low_bits[:1] == [REGISTER_TARGET] else "1,0"], 0)))
+            continue
+        if value.kind not in FILES:
+            continue
+        zero = 255 if value.kind == "R" else 63 if value.kind == "U" else 7
+        shown = [i for i, (c, _) in enumerate(seen) if n in c.numbers and c.numbers[n][1] < zero]
+        role = ("descriptor" if places[n].bank == "desc" else "address" if places[n].bank
+                else "predicate" if value.kind in "PQ" else "data")
+        if not shown:
+            if not value.fields:
+                continue
+            proved = False
+            continue
+        labels = [f"{found[i][0][n][0]},{found[i][0][n][1]}" for i in shown]
+        names = sorted(set(labels))
+        if len(names) == 1:
+            rules.append(Rule(n, role, Choice(names, 0)))
+            continue
+        number = {name: k for k, name in enumerate(names)}
+        candidates = [b for b in range(16, 105) if opcode_bits >> b & 1 and not owned >> b & 1]
+        grower = Grower(bits[shown], np.array([number[t] for t in labels], dtype=np.int64), candidates, ())
+        node = grower.grow()
+        if grower.impure:
+            proved = False
+            counts["operands with unexplained counts"] += 1
+        rules.append(Rule(n, role, Choice(names, node)))
+    implicit = {tuple(sorted(left.items())) for _, left in found}
+    form.rules = rules
+    form.implicit = []
+    if len(implicit) == 1:
+        form.implicit = [[file, register, int(mark in "vx"), int(mark in "^x")]
+                         for (file, register), mark in next(iter(implicit))]
+    else:
+        proved = False
+        counts["forms with changing implicit registers"] += 1
+    form.proved = proved
+    counts["forms proved" if proved else "forms not proved"] += 1
+
+
+def _branch_rules(model: Key, form: Form, state: State) -> None:
+    """Control transfers by rule: life ranges mix in what calls and jumps do elsewhere."""
+    rules = []
+    cut = next((c for c in state.samples.cuts if c.skeleton == form.skeleton), None)
+    if cut is None:
+        form.rules, form.proved = [], False
+        return
+    for n, write, role, count in guess(cut.opcode, form, cut.attachments):
+        rules.append(Rule(n, role, Choice([f"0,{count}" if write else f"{count},0"], 0)))
+    form.rules, form.implicit, form.proved = rules, [], True
+
+

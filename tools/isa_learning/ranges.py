@@ -1,0 +1,124 @@
+"""Reads and writes per instruction, from nvdisasm's register life ranges (``-plr``).
+
+The option works on cubins only, so the words in question are put into the text of a cubin compiled for the purpose.
+A row marks each register it reads (``v``), writes (``^``) or both (``x``).
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from elftools.elf.elffile import ELFFile
+
+from gwatch.errors import ToolError
+from gwatch.sass.nvdisasm import disassemble_cubin
+from isa_learning.probe import CONTROL_MASK
+
+COPIES = 3000
+FILES = {"GPR": "R", "PRED": "P", "UGPR": "UR", "UPRED": "UP"}
+_ROW = re.compile(r"^\s+/\*([0-9a-f]+)\*/")
+_CONTROL = 0x7F1 << 105
+Marks = dict[tuple[str, int], str]
+
+
+@dataclass
+class _Columns:
+    spans: list[tuple[str, int, int, int]]
+
+
+class Holder:
+    """A cubin of one architecture with room for ``size`` instruction words in one straight kernel."""
+
+    def __init__(self, arch: str, exit_word: int, nop_word: int) -> None:
+        ptxas = shutil.which("ptxas")
+        if ptxas is None:
+            raise ToolError("ptxas-missing", "reads and writes are learned with a cubin made by ptxas; it is not in PATH",
+                            "install the CUDA toolkit, or learn without --effects")
+        body = "mov.u32 %r1, %clock; xor.b32 %r2, %r2, %r1;\n" * COPIES
+        source = (f".version 8.0\n.target {arch}\n.address_size 64\n.visible .entry k(.param .u64 p) {{\n"
+                  ".reg .b32 %r<3>; .reg .b64 %rd<3>;\nld.param.u64 %rd1,[p]; mov.u32 %r2, 0;\n"
+                  f"{body}st.global.u32 [%rd1], %r2;\nret; }}\n")
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "holder.ptx"
+            path.write_text(source, encoding="utf-8")
+            out = Path(folder) / "holder.cubin"
+            subprocess.run([ptxas, f"-arch={arch}", "-O1", str(path), "-o", str(out)], check=True, capture_output=True)
+            self.image = out.read_bytes()
+        text = next(s for s in ELFFile(io.BytesIO(self.image)).iter_sections() if s.name.startswith(".text"))
+        self.offset = text["sh_offset"]
+        self.size = text["sh_size"] // 16
+        self.exit_word = exit_word & ~CONTROL_MASK | _CONTROL
+        self.nop_word = nop_word & ~CONTROL_MASK | _CONTROL
+
+    def marks(self, words: Sequence[int]) -> list[Marks | None]:
+        """Per word: {(file, register): "v", "^" or "x"}; None where no row was printed."""
+        out: list[Marks | None] = []
+        room = self.size - 8
+        for start in range(0, len(words), room):
+            out += self._batch(words[start:start + room])
+        return out
+
+    def _batch(self, words: Sequence[int]) -> list[Marks | None]:
+        image = bytearray(self.image)
+        filled = [*words, self.exit_word]
+        filled += [self.nop_word] * (self.size - 1 - len(filled)) + [self.exit_word]
+        image[self.offset:self.offset + 16 * self.size] = b"".join(w.to_bytes(16, "little") for w in filled)
+        try:
+            listing = disassemble_cubin(bytes(image), "-plr")
+        except ToolError:
+            if len(words) == 1:
+                return [None]
+            half = len(words) // 2
+            return self._batch(words[:half]) + self._batch(words[half:])
+        found: list[Marks | None] = [None] * len(words)
+        columns: list[tuple[str, int, int, int]] = []
+        names: list[tuple[int, str]] = []
+        for line in listing.splitlines():
+            at = line.find("// |")
+            if at < 0:
+                continue
+            table = line[at + 3:]
+            if "GPR" in table or "PRED" in table:
+                names = [(m.start(), m[0]) for m in re.finditer(r"[A-Z]+", table)]
+                edges = [m.start() for m in re.finditer(r"\|", table)]
+                continue
+            if "#" in table and ":" not in table and not columns:
+                columns = _columns(table, names, edges)
+                continue
+            match = _ROW.match(line)
+            if match and columns:
+                index = int(match[1], 16) // 16
+                if index < len(words):
+                    found[index] = _marks(table, columns)
+        return found
+
+
+def _columns(table: str, names: list[tuple[int, str]], edges: list[int]) -> list[tuple[str, int, int, int]]:
+    columns = []
+    for left, right in zip(edges, edges[1:], strict=False):
+        name = next((n for at, n in names if left < at < right), None)
+        if name not in FILES:
+            continue
+        sharp = table.index("#", left)
+        previous = sharp + 1
+        for match in re.finditer(r"\d+", table[sharp:right]):
+            end = sharp + match.end()
+            columns.append((FILES[name], int(match[0]), previous, end))
+            previous = end
+    return columns
+
+
+def _marks(table: str, columns: list[tuple[str, int, int, int]]) -> Marks:
+    marks = {}
+    for name, register, start, end in columns:
+        cell = table[start:end].strip()
+        if cell and cell in "v^x":
+            marks[name, register] = cell
+    return marks
