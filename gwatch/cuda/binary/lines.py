@@ -10,9 +10,12 @@ from gwatch.cuda.binary.dwarf import line_headers
 from gwatch.cuda.binary.elf import SHT_RELA, Elf, Section
 from gwatch.cuda.binary.instruction import INSTRUCTION_SIZE
 from gwatch.cuda.binary.lineprogram import Row, decode
+from gwatch.errors import CubinError
 
 PTX_FILE = "<ptx>"
 """File name for rows of ``.nv_debug_line_sass`` that refer to the PTX text inside the cubin."""
+MAX_COVER = 64
+"""Rows may cover a section this often (code is covered once; more than this is damage that would cost time)."""
 MAX_DEPTH = 256
 """Longest chain of call sites followed; longer ones mean a damaged (cyclic) table."""
 
@@ -95,6 +98,8 @@ def line_table(elf: Elf, name: str, code_section: int) -> LineTable:
             if elf.symbols[symbol].section != code_section if symbol else True:
                 continue
             rows += _rows(sequence.rows, elf.symbols[symbol].value + addend, header.files, names)
+    if sum(row.end - row.address for row in rows) > MAX_COVER * elf.section(code_section).size:
+        raise CubinError("dwarf-line", f"{where}: the rows cover the code of {code_section} many times over")
     return LineTable(tuple(sorted(rows, key=lambda row: row.address)))
 
 

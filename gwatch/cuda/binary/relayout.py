@@ -13,6 +13,7 @@ anything is written. See README.md of this folder for the table of holders.
 
 from __future__ import annotations
 
+import struct
 from dataclasses import replace
 
 import numpy as np
@@ -58,7 +59,7 @@ def apply_edit(image: bytes, edit: TextEdit, moved: Moved | None = None) -> byte
     """The image with the section's code replaced and every holder of a code address moved.
 
     ``moved``, when given, is filled with counts per kind of holder. Raises UnsupportedError ([mercury],
-    [jump-table], [nvinfo-unknown], [debug-registers], [debug-section], [debug-line], [debug-frame],
+    [jump-table], [nvinfo-unknown], [debug-registers], [debug-section], [debug-info], [debug-line], [debug-frame],
     [relocation-type], [relocatable-object], [register-limit]) for what gwatch does not move, CubinError for
     damage or impossible maps.
     """
@@ -112,8 +113,22 @@ class _Mover:
                 raise UnsupportedError(
                     "debug-section", f"gwatch does not move code addresses in {section.name}"
                 )
+        self._check_debug_info()
         self.attributes = self._attributes()
         nvinfo.check_movable(self.attributes, self.name)
+
+    def _check_debug_info(self) -> None:
+        """DWARF 2 and 3 hold code addresses as relocated words only; later versions also as plain lengths."""
+        section = self.elf.find(".debug_info")
+        content = self.elf.content(section) if section is not None else b""
+        at = 0
+        while at + 6 <= len(content):
+            length, version = struct.unpack_from("<IH", content, at)
+            if not 2 <= version <= 3:
+                raise UnsupportedError(
+                    "debug-info", f"gwatch does not move code addresses in DWARF {version}"
+                )
+            at += 4 + length
 
     def _info_section(self) -> Section | None:
         for section in self.elf.sections:
@@ -268,10 +283,7 @@ class _Mover:
         info = self.elf.find(".nv.info")
         if info is None:
             raise CubinError("regcount-missing", f"no .nv.info section states the registers of {self.name}")
-        symbol = next(
-            (s.index for s in self.elf.symbols
-             if s.section == self.section.index and s.kind == STT_FUNC and s.value == 0), None,
-        )  # fmt: skip
+        symbol = self._code_symbol()
         records = []
         old = None
         for attribute in nvinfo.parse(self.elf.content(info)):
@@ -290,6 +302,16 @@ class _Mover:
             self.editor.set_section(self.section.index, info=self.section.info & 0xFFFFFF | count << 24)
         self.editor.replace(info.index, nvinfo.serialize(records))
         self.moved.add("REGCOUNT")
+
+    def _code_symbol(self) -> int | None:
+        """Index of the symbol that attributes name the code by: the one in sh_info, else a function at the start."""
+        starts = [
+            s.index
+            for s in self.elf.symbols
+            if s.section == self.section.index and s.kind == STT_FUNC and s.value == 0
+        ]
+        named = self.section.info & 0xFFFFFF
+        return named if named in starts else starts[0] if starts else None
 
     # proof --------------------------------------------------------------------------------------------------
 
