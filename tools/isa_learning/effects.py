@@ -12,13 +12,14 @@ from gwatch.errors import EncodeError
 from gwatch.sass.isa import tree
 from gwatch.sass.isa.effects import BRANCHES, FILES, REGISTER_TARGET, guess, positions
 from gwatch.sass.isa.model import Choice, Form, Key, Rule
+from isa_learning.control_facts import ASYNC
 from isa_learning.fit import bit_matrix
 from isa_learning.grow import Grower
 from isa_learning.learn import Learner, State, probing_word
 from isa_learning.ranges import Holder, Marks
 
 PER_FORM = 40
-_SPREAD = {"R": (96, (16, 32, 48, 64, 80)), "U": (4, (8, 16, 24, 32, 40)), "P": (0, (1, 2, 3, 4, 5)),
+_SPREAD = {"R": (96, (16, 32, 48, 64, 80)), "U": (48, (8, 16, 24, 32, 40)), "P": (0, (1, 2, 3, 4, 5)),
            "Q": (0, (1, 2, 3, 4, 5))}
 _LOW_TARGETS = {16, 81}
 
@@ -34,31 +35,29 @@ class _Case:
 def learn_effects(learner: Learner, holder: Holder) -> dict[str, int]:
     """Give every form its rules; returns counts for the report."""
     counts: dict[str, int] = defaultdict(int)
-    cases: dict[tuple[int, int], list[_Case]] = {}
-    spread: list[int] = []
-    originals: dict[int, int] = {}
-    chosen: dict[tuple[int, int], list[int]] = {}
+    chosen: dict[tuple[int, int], list[tuple[int, int]]] = {}
     for number, state in sorted(learner.states.items()):
         if state.model is None or state.model.opcode[0].labels[0].split(".")[0] in BRANCHES:
             continue
-        for label in range(len(state.model.forms)):
+        chain = state.model.opcode[0].labels[0].split(".")[0] in ASYNC
+        for label, form in enumerate(state.model.forms):
             words = _pick(learner, state, label)
-            chosen[number, label] = words
-            for word in words:
-                new = _spread_out(state.model, state.model.forms[label], word)
-                originals[new] = word
-                spread.append(new)
-    texts = dict(zip(spread, learner.prober.texts(spread), strict=True))
-    back = {old: new for new, old in originals.items()}
-    for (number, label), words in chosen.items():
+            chosen[number, label] = [(w, w) for w in words] if chain else [
+                (w, _spread_out(form, w, zeros)) for w in words for zeros in (False, True)]
+    asked = sorted({new for pairs in chosen.values() for _, new in pairs})
+    texts = dict(zip(asked, learner.prober.texts(asked), strict=True))
+    cases: dict[tuple[int, int], list[_Case]] = {}
+    for (number, label), pairs in chosen.items():
         model = learner.states[number].model
         assert model is not None
-        cases[number, label] = []
-        for word in words:
-            new = back[word] if word in back else word
+        group: dict[int, _Case] = {}
+        for word, new in pairs:
             good = texts.get(new) is not None and tree.lookup(model.select, new) == label \
                 and model.opcode_text(new) == model.opcode_text(word)
-            cases[number, label].append(_case(model.forms[label], new if good else word))
+            case = _case(model.forms[label], new if good else word)
+            if _apart(case, model):
+                group.setdefault(case.word, case)
+        cases[number, label] = list(group.values())
     flat = [case.word for group in cases.values() for case in group]
     marks = dict(zip(flat, holder.marks(flat), strict=True))
     for (number, label), group in cases.items():
@@ -99,8 +98,8 @@ def _pick(learner: Learner, state: State, label: int) -> list[int]:
     return words
 
 
-def _spread_out(model: Key, form: Form, word: int) -> int:
-    """``word`` with its registers moved far apart, zero registers kept."""
+def _spread_out(form: Form, word: int, zeros: bool) -> int:
+    """``word`` with its registers moved far apart; zero registers are kept unless ``zeros``."""
     used: dict[str, int] = defaultdict(int)
     new = word
     for value in form.values:
@@ -113,7 +112,7 @@ def _spread_out(model: Key, form: Form, word: int) -> int:
         else:
             number = others[used[place.kind] % len(others)]
             used[place.kind] += 1
-        if place.mask and number < 1 << place.top and place.get(word) != (1 << place.top) - 1:
+        if place.mask and number < 1 << place.top and (zeros or place.get(word) != (1 << place.top) - 1):
             try:
                 new = new & ~place.mask | place.put(number)
             except EncodeError:
@@ -128,6 +127,19 @@ def _case(form: Form, word: int) -> _Case:
         if place is not None and place.kind in FILES and place.kind != "B":
             numbers[n] = (FILES[place.kind], place.get(word))
     return _Case(word, numbers)
+
+
+def _apart(case: _Case, model: Key) -> bool:
+    """Whether the registers of a case are far enough apart to tell whose marks are whose."""
+    if model.opcode[0].labels[0].split(".")[0] in ASYNC:
+        registers = [number for file, number in case.numbers.values() if file == "R" and number != 255]
+        return len(set(registers)) in (0, 1) or (len(set(registers)) <= 2 and len(registers) == 3)
+    for a, (file, first) in case.numbers.items():
+        for b, (other, second) in case.numbers.items():
+            gap = 1 if file in ("P", "UP") else 8
+            if a < b and file == other and abs(first - second) < gap:
+                return False
+    return True
 
 
 def _runs(marks: Marks, numbers: dict[int, tuple[str, int]]) -> tuple[dict[int, tuple[int, int]], Marks]:
@@ -159,6 +171,7 @@ def _rules(model: Key, form: Form, seen: Sequence[tuple[_Case, Marks]], counts: 
     bits = bit_matrix([c.word for c, _ in seen])
     found = [_runs(m, c.numbers) for c, m in seen]
     places = positions(form)
+    chain = model.opcode[0].labels[0].split(".")[0] in ASYNC
     rules = []
     proved = True
     for n, value in enumerate(form.values):
@@ -183,7 +196,9 @@ def _rules(model: Key, form: Form, seen: Sequence[tuple[_Case, Marks]], counts: 
             continue
         number = {name: k for k, name in enumerate(names)}
         candidates = [b for b in range(16, 105) if opcode_bits >> b & 1 and not owned >> b & 1]
-        grower = Grower(bits[shown], np.array([number[t] for t in labels], dtype=np.int64), candidates, ())
+        groups = sorted({(low, width) for v in form.values for f in v.fields for low, width, _ in f.runs if width > 1})
+        candidates += [b for low, width in groups for b in range(low, low + width)] if chain else []
+        grower = Grower(bits[shown], np.array([number[t] for t in labels], dtype=np.int64), candidates, groups)
         node = grower.grow()
         if grower.impure:
             proved = False
