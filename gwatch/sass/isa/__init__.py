@@ -7,5 +7,6 @@ from __future__ import annotations
 
 from gwatch.sass.isa.effects import Effects, RegUse
 from gwatch.sass.isa.isa import Decoded, Isa, isa_for
+from gwatch.sass.isa.vector import FILE_NAMES, KIND_NAMES, ROLE_NAMES, Uses
 
-__all__ = ["Decoded", "Effects", "Isa", "RegUse", "isa_for"]
+__all__ = ["FILE_NAMES", "KIND_NAMES", "ROLE_NAMES", "Decoded", "Effects", "Isa", "RegUse", "Uses", "isa_for"]

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+import numpy as np
+import numpy.typing as npt
+
 from gwatch.errors import DecodeError, EncodeError
 from gwatch.sass.arch import Arch, arch_of
 from gwatch.sass.control import CONTROL_MASK, Control
@@ -13,6 +16,7 @@ from gwatch.sass.isa.effects import FILES, Effects, RegUse
 from gwatch.sass.isa.encode import Encoder
 from gwatch.sass.isa.model import GUARD_SHIFT, Form, Key, key_of
 from gwatch.sass.isa.table import Table, load
+from gwatch.sass.isa.vector import Uses, Vectoriser
 
 GUARD_MASK = 0xF << GUARD_SHIFT
 _CACHE = 1 << 17
@@ -58,7 +62,14 @@ class Isa:
         self.zero = {"R": arch.register_zero, "U": arch.uniform_zero, "P": arch.predicate_true,
                      "Q": arch.predicate_true}
         self.encoder = Encoder(table, self.zero)
+        self._vector = Vectoriser(table, self.zero)
         self._cores: dict[int, _Core] = {}
+
+    # -- whole sections ---------------------------------------------------------------------------------------
+
+    def uses(self, words: npt.NDArray[np.uint64]) -> Uses:
+        """Register uses, kinds and targets of words ``(n, 2) uint64`` (low half, high half), vectorised."""
+        return self._vector.uses(words)
 
     # -- decoding ---------------------------------------------------------------------------------------------
 
