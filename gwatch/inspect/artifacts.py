@@ -1,0 +1,158 @@
+"""What a user points at, opened: files, libraries, packages, wheels, archives, caches, directories.
+
+:func:`open_artifact` yields every cubin with the path that leads to it (``model.pt2!data/model/x.cubin``,
+``lib.so@0x1f40``), every member that is no cubin, and texts that tell how kernels were made and launched
+(AOTInductor wrappers, Inductor's Python files, Triton's ``.ttir`` and metadata).
+"""
+
+from __future__ import annotations
+
+import os
+import zipfile
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from gwatch.errors import CubinError, CubinNotFound, GWatchError
+from gwatch.inspect.reader import Reader
+from gwatch.inspect.scan import Found, cubin_size, scan
+
+TEXT_LIMIT = 64 << 20
+_NESTING = 8
+_TEXTS = (".cpp", ".py", ".ttir", ".json", ".h", ".cu")
+_ZIP = b"PK\x03\x04"
+_EMPTY_ZIP = b"PK\x05\x06"
+# What of it is looked through for magic numbers when the content alone does not say what it is.
+_BINARY = (".so", ".dll", ".pyd", ".exe", ".o", ".obj", ".a", ".lib", ".fatbin", ".bin", ".cubin", ".node", "")
+_ELF, _PE, _AR = b"\x7fELF", b"MZ", b"!<arch>\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """A cubin: where it is, how it is kept there (file, member, fatbin, embedded), and its bytes."""
+
+    path: str
+    kind: str
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """A member that holds no readable cubin, by name and reason."""
+
+    path: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A text member that may describe kernels or launches."""
+
+    path: str
+    text: str
+
+
+Item = Image | Skipped | Text
+
+
+def open_artifact(path: str | os.PathLike[str]) -> Iterator[Item]:
+    """Everything in ``path``, in a fixed order. Texts of an archive or directory come before its cubins.
+
+    Raises CubinNotFound, or CubinError [artifact-unreadable] for the path itself; damage inside it becomes a
+    :class:`Skipped` item.
+    """
+    start = Path(path)
+    if start.is_dir():
+        yield from _directory(start)
+        return
+    if not start.exists():
+        raise CubinNotFound("artifact-not-found", f"no such file or directory: {start}", "check the path")
+    with Reader.of_file(start) as reader:
+        yield from _reader(reader, str(start), "file", 0)
+
+
+def _directory(root: Path) -> Iterator[Item]:
+    files = []
+    for folder, folders, names in os.walk(root):
+        folders.sort()
+        files += [Path(folder) / name for name in sorted(names)]
+    for wanted in (True, False):
+        for path in files:
+            if path.is_symlink() and not path.exists():
+                if wanted:
+                    yield Skipped(str(path), "symbolic link that leads nowhere")
+                continue
+            if not path.is_file() or (path.suffix in _TEXTS) != wanted:
+                continue
+            try:
+                with Reader.of_file(path) as reader:
+                    yield from _reader(reader, str(path), "file", 0)
+            except CubinError as error:
+                yield Skipped(str(path), str(error))
+
+
+def _reader(reader: Reader, path: str, kind: str, depth: int) -> Iterator[Item]:
+    head = reader.read(0, 8)
+    suffix = Path(path.rsplit("!", 1)[-1]).suffix.lower()
+    if head[:4] == _ZIP or head[:4] == _EMPTY_ZIP:
+        yield from _zip(reader, path, depth)
+    elif head[:4] == _ELF and cubin_size(reader) is not None:
+        yield Image(path, kind, reader.read(0, reader.size))
+    elif suffix in _TEXTS:
+        yield from _text(reader, path)
+    elif head[:4] == _ELF or head[:2] == _PE or head[:8] == _AR or suffix in _BINARY or ".so." in path:
+        yield from _binary(reader, path)
+    else:
+        yield Skipped(path, "not a cubin, library, archive or kernel source")
+
+
+def _text(reader: Reader, path: str) -> Iterator[Item]:
+    if reader.size > TEXT_LIMIT:
+        yield Skipped(path, f"text of {reader.size} bytes, more than {TEXT_LIMIT}")
+    else:
+        yield Text(path, reader.read(0, reader.size).decode("utf-8", "replace"))
+
+
+def _binary(reader: Reader, path: str) -> Iterator[Item]:
+    anything = False
+    for found in scan(reader):
+        anything = True
+        where = f"{path}@{found.offset:#x}"
+        if isinstance(found, Found):
+            yield Image(where, "fatbin" if found.kind == "fatbin" else "embedded", found.data)
+        else:
+            yield Skipped(where, f"{found.what}: {found.reason}")
+    if not anything:
+        yield Skipped(path, "no cubin and no fat binary inside")
+
+
+def _zip(reader: Reader, path: str, depth: int) -> Iterator[Item]:
+    if depth >= _NESTING:
+        yield Skipped(path, f"archives nested more than {_NESTING} deep")
+        return
+    try:
+        archive = zipfile.ZipFile(reader.stream)
+    except (zipfile.BadZipFile, OSError, ValueError) as error:
+        yield Skipped(path, f"damaged archive: {error}")
+        return
+    with archive:
+        members = [m for m in archive.infolist() if not m.is_dir()]
+        for wanted in (True, False):
+            for member in members:
+                if (Path(member.filename).suffix in _TEXTS) == wanted:
+                    yield from _member(archive, member, f"{path}!{member.filename}", depth)
+
+
+def _member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: str, depth: int) -> Iterator[Item]:
+    try:
+        with archive.open(member) as stream:
+            inner = Reader.spooled(stream, path)
+    except (zipfile.BadZipFile, zlib.error, OSError, EOFError, RuntimeError, NotImplementedError) as error:
+        yield Skipped(path, f"cannot be unpacked: {error}")
+        return
+    with inner:
+        try:
+            yield from _reader(inner, path, "member", depth + 1)
+        except GWatchError as error:
+            yield Skipped(path, str(error))

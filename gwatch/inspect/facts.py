@@ -1,0 +1,263 @@
+"""Facts about one cubin and each of its kernels, without a GPU and without running anything."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from gwatch.cuda.binary import KernelDef, nvinfo
+from gwatch.cuda.binary.nvinfo import Attr, Attribute
+from gwatch.inspect.code import Code
+from gwatch.inspect.loops import Loop, find_loops
+from gwatch.inspect.opcodes import access_of, is_tensor, unit_of
+from gwatch.inspect.view import CubinView
+from gwatch.sass.arch import Arch, occupancy
+
+ASSUMED_THREADS = 256
+"""Block size that occupancy is given for when nothing states one."""
+_SPILL = 1
+"""Kind of an ANNOTATIONS entry that marks a register spill or refill (printed as SpillRefill by nvdisasm)."""
+_MAXREG = re.compile(r"USETMAXREG\.(\w+)\S*\s+(?:\S+, )?(0x[0-9a-f]+)")
+_STACK_SLOT = re.compile(r"\[R1(?:\+-?0x[0-9a-f]+)?\]")
+_BARRIER_SHIFT, _BARRIER_MASK = 20, 0x7F
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryUse:
+    """``count`` instructions with the same space, action, bits per thread and modifiers."""
+
+    opcode: str
+    space: str
+    action: str
+    bits: int
+    modifiers: tuple[str, ...]
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Occupancy:
+    """CTAs and warps per SM for a block of ``threads``; ``basis`` says where that number comes from (launch,
+    required, bound, assumed). Dynamic shared memory is counted when the launch is known."""
+
+    threads: int
+    basis: str
+    ctas: int
+    warps: int
+    fraction: float
+
+
+@dataclass(frozen=True, slots=True)
+class KernelFacts:
+    """Everything but the code. Sizes in bytes. ``stack``, ``shared``, ``constants`` count what
+    ``cuobjdump -res-usage`` counts. ``spills`` are local loads and stores: exactly the compiler's spill code
+    when ``spills_exact``, else every access to a fixed stack slot."""
+
+    name: str
+    arch: str
+    is_kernel: bool
+    instructions: int
+    code_bytes: int
+    registers: int | None
+    stack: int
+    shared: int
+    local: int
+    constants: tuple[tuple[int, int], ...]
+    parameters: tuple[tuple[int, int], ...]
+    max_threads: tuple[int, int, int] | None
+    required_threads: tuple[int, int, int] | None
+    max_registers: int | None
+    barriers: int
+    mbarriers: int
+    cluster: tuple[int, int, int] | None
+    max_cluster_rank: int | None
+    register_budgets: tuple[tuple[int, str, int], ...]
+    spills: int
+    spills_exact: bool
+    local_accesses: int
+    occupancy: Occupancy | None
+    opcodes: tuple[tuple[str, int], ...]
+    mix: tuple[tuple[str, int], ...]
+    memory: tuple[MemoryUse, ...]
+    tensor: tuple[tuple[str, int], ...]
+    tma: tuple[tuple[str, int], ...]
+    loops: tuple[Loop, ...]
+    engine: str
+
+    def share(self, bits: int) -> float | None:
+        """Part of the global and generic loads and stores that move at least ``bits`` a thread; None without any."""
+        total = wide = 0
+        for use in self.memory:
+            if use.space in ("global", "generic") and use.action in ("load", "store", "copy to shared"):
+                total += use.count
+                wide += use.count if use.bits >= bits else 0
+        return wide / total if total else None
+
+
+def kernel_facts(view: CubinView, kernel: KernelDef, threads: int | None = None, dynamic: int = 0) -> KernelFacts:
+    """The facts of one kernel or device function.
+
+    ``threads`` per block and ``dynamic`` shared bytes of its launch are used for the occupancy where known.
+    Raises CubinError for damaged attributes.
+    """
+    records = view.attributes(kernel)
+    code = view.code(kernel)
+    counts = np.bincount(code.opcodes, minlength=len(code.opcode_names)).tolist()
+    used = {name: count for name, count in zip(code.opcode_names, counts, strict=True) if count}
+    real = len(code) - _padding(code)
+    used["NOP"] = used.get("NOP", 0) - (len(code) - real)
+    mix: Counter[str] = Counter()
+    for name, count in used.items():
+        mix[unit_of(name)] += count
+    registers = view.number(Attr.REGCOUNT, kernel)
+    shared = view.section_sizes.get(f".nv.shared.{kernel.name}", 0)
+    required, bound = _dims(records, Attr.REQNTID), _dims(records, Attr.MAX_THREADS)
+    spills, exact, local = _spills(view, records, code)
+    return KernelFacts(
+        name=kernel.name,
+        arch=view.arch.name,
+        is_kernel=kernel.is_entry,
+        instructions=real,
+        code_bytes=len(code) * view.arch.instruction_size,
+        registers=registers,
+        stack=_stack(view, kernel),
+        shared=shared,
+        local=view.section_sizes.get(f".nv.local.{kernel.name}", 0),
+        constants=_constants(view, kernel),
+        parameters=tuple((p.offset, p.size) for p in nvinfo.parameters(records)),
+        max_threads=bound,
+        required_threads=required,
+        max_registers=_scalar(records, Attr.MAXREG_COUNT),
+        barriers=_barriers(kernel, records),
+        mbarriers=_scalar(records, Attr.NUM_MBARRIERS) or 0,
+        cluster=_dims(records, Attr.CTA_PER_CLUSTER),
+        max_cluster_rank=_scalar(records, Attr.MAX_CLUSTER_RANK),
+        register_budgets=_budgets(code),
+        spills=spills,
+        spills_exact=exact,
+        local_accesses=local,
+        occupancy=_occupancy(view.arch, registers, shared + dynamic, threads, required, bound) if kernel.is_entry else None,
+        opcodes=tuple(sorted((name, count) for name, count in used.items() if count)),
+        mix=tuple(sorted((unit, count) for unit, count in mix.items() if count)),
+        memory=_memory(used),
+        tensor=_named(used, is_tensor),
+        tma=tuple(sorted((name, count) for name, count in used.items() if unit_of(name) == "tma")),
+        loops=find_loops(code, _indirect(records)),
+        engine=code.engine,
+    )
+
+
+def _padding(code: Code) -> int:
+    """Trailing instructions that never run: NOPs behind the last trap or branch."""
+    nops = [number for number, name in enumerate(code.opcode_names) if name == "NOP"]
+    other = np.flatnonzero(~np.isin(code.opcodes, nops))
+    return len(code) - (int(other[-1]) + 1 if len(other) else 0)
+
+
+def _scalar(records: Iterable[Attribute], code: Attr) -> int | None:
+    found = nvinfo.first(records, code)
+    if found is None:
+        return None
+    if found.format != 4:
+        return found.value
+    return found.words[0] if len(found.words) == 1 else None
+
+
+def _dims(records: Iterable[Attribute], code: Attr) -> tuple[int, int, int] | None:
+    found = nvinfo.first(records, code)
+    if found is None or found.format != 4 or len(found.words) != 3:
+        return None
+    x, y, z = found.words
+    return x, y, z
+
+
+def _stack(view: CubinView, kernel: KernelDef) -> int:
+    return view.number(Attr.MIN_STACK_SIZE, kernel) or view.number(Attr.FRAME_SIZE, kernel) or 0
+
+
+def _constants(view: CubinView, kernel: KernelDef) -> tuple[tuple[int, int], ...]:
+    """(bank, bytes) of the banks that belong to the kernel alone."""
+    out = []
+    for bank in range(18):
+        size = view.section_sizes.get(f".nv.constant{bank}.{kernel.name}")
+        if size is not None:
+            out.append((bank, size))
+    return tuple(out)
+
+
+def _barriers(kernel: KernelDef, records: Iterable[Attribute]) -> int:
+    """Named barriers: attribute NUM_BARRIERS, before CUDA 12.8 bits 20-26 of the section's flags."""
+    stated = _scalar(records, Attr.NUM_BARRIERS)
+    return stated & 0xFF if stated is not None else kernel.section.flags >> _BARRIER_SHIFT & _BARRIER_MASK
+
+
+def _budgets(code: Code) -> tuple[tuple[int, str, int], ...]:
+    """(byte address, DEALLOC or TRY_ALLOC, registers) of every setmaxnreg."""
+    places = code.where("USETMAXREG")
+    out = []
+    for index, text in zip(places.tolist(), code.texts_at(places), strict=True):
+        match = _MAXREG.search(text)
+        if match is not None:
+            out.append((index * code.arch.instruction_size, match[1], int(match[2], 16)))
+    return tuple(out)
+
+
+def _spills(view: CubinView, records: Iterable[Attribute], code: Code) -> tuple[int, bool, int]:
+    """(spill loads and stores, whether the compiler says so, all local loads and stores)."""
+    local = code.where("LDL", "STL")
+    marked = sum(
+        1
+        for record in records
+        if record.code == Attr.ANNOTATIONS
+        for kind in record.words[::2]
+        if kind == _SPILL
+    )
+    if marked or not len(local):
+        return marked, True, len(local)
+    slots = sum(1 for text in code.texts_at(local) if _STACK_SLOT.search(text))
+    return slots, False, len(local)
+
+
+def _memory(used: dict[str, int]) -> tuple[MemoryUse, ...]:
+    out = []
+    for name, count in sorted(used.items()):
+        access = access_of(name)
+        if access is not None and count:
+            out.append(MemoryUse(name, access.space, access.action, access.bits, access.modifiers, count))
+    return tuple(out)
+
+
+def _named(used: dict[str, int], wanted: Callable[[str], bool]) -> tuple[tuple[str, int], ...]:
+    return tuple(sorted((name, count) for name, count in used.items() if wanted(name.split(".")[0])))
+
+
+def _indirect(records: Iterable[Attribute]) -> dict[int, tuple[int, ...]]:
+    found = nvinfo.first(records, Attr.INDIRECT_BRANCH_TARGETS)
+    return {} if found is None else {b.branch: b.targets for b in nvinfo.indirect_branches(found)}
+
+
+def _occupancy(
+    arch: Arch,
+    registers: int | None,
+    shared: int,
+    launched: int | None,
+    required: tuple[int, int, int] | None,
+    bound: tuple[int, int, int] | None,
+) -> Occupancy | None:
+    if registers is None:
+        return None
+    threads, basis = ASSUMED_THREADS, "assumed"
+    for count, name in ((launched, "launch"), (_product(required), "required"), (_product(bound), "bound")):
+        if count:
+            threads, basis = count, name
+            break
+    ctas = occupancy(arch, registers, threads, shared)
+    warps = ctas * -(-threads // 32)
+    return Occupancy(threads, basis, ctas, warps, warps / arch.warps_per_sm)
+
+
+def _product(dims: tuple[int, int, int] | None) -> int | None:
+    return None if dims is None else dims[0] * dims[1] * dims[2]

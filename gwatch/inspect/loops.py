@@ -1,0 +1,157 @@
+"""Loops of a code section, from its branches.
+
+A light control-flow graph over basic blocks, built from :class:`~gwatch.inspect.code.Code` so that it works
+for every architecture that nvdisasm reads. A loop is a strongly connected set of blocks; taking its header out
+shows the loops inside it. Blocks that the compiler moved out of line and that branch back are no loops.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from gwatch.inspect.code import Code, split_text
+
+_JUMPS = frozenset({"BRA", "JMP"})
+_INDIRECT = frozenset({"BRX", "BRXU", "JMX", "JMXU"})
+_ENDS = frozenset({"EXIT", "RET", "KILL", "RTT", "PRET"})
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """``start`` (byte address of the header), ``latch`` (address of the last branch back to it), nesting
+    ``depth`` from 1, and ``ranges``: (first, last) instruction indices of its body, both inclusive."""
+
+    start: int
+    latch: int
+    depth: int
+    ranges: tuple[tuple[int, int], ...]
+
+    @property
+    def instructions(self) -> int:
+        """Instructions of the body."""
+        return sum(last - first + 1 for first, last in self.ranges)
+
+    def indices(self) -> list[int]:
+        """Instruction indices of the body, ascending."""
+        return [index for first, last in self.ranges for index in range(first, last + 1)]
+
+
+def find_loops(code: Code, indirect: dict[int, tuple[int, ...]] | None = None) -> tuple[Loop, ...]:
+    """The loops of one section by start address, outer ones first.
+
+    ``indirect``: byte address of an indirect branch -> byte addresses of its targets (from the attribute
+    INDIRECT_BRANCH_TARGETS); an indirect branch without an entry has no successor.
+    """
+    size = code.arch.instruction_size
+    jumps = code.where(*_JUMPS)
+    backward = code.targets[jumps] <= code.addresses[jumps]
+    backward &= code.targets[jumps] >= 0
+    endless = (code.targets[jumps] == code.addresses[jumps]) & ~code.guarded[jumps]
+    if not bool(np.any(backward & ~endless)) and not indirect:
+        return ()
+    leaders, following = _blocks(code, jumps, indirect or {}, size)
+    found: list[Loop] = []
+    _loops(set(range(len(leaders) - 1)), following, leaders, size, 1, found)
+    return tuple(sorted(found, key=lambda loop: (loop.start, loop.depth)))
+
+
+def _blocks(
+    code: Code, jumps: np.ndarray[tuple[int], np.dtype[np.int64]], indirect: dict[int, tuple[int, ...]], size: int
+) -> tuple[list[int], list[list[int]]]:
+    """First instruction of each block (and the end), and the blocks that may follow each."""
+    count = len(code)
+    leaves: dict[int, tuple[list[int], bool]] = {}  # last instruction of a block -> (targets, goes on behind)
+    texts = code.texts_at(jumps)
+    for index, target, text in zip(jumps.tolist(), code.targets[jumps].tolist(), texts, strict=True):
+        conditional = bool(code.guarded[index]) or "," in split_text(text)[2]
+        leaves[index] = ([target // size] if 0 <= target < count * size else [], conditional)
+    for index in code.where(*_INDIRECT).tolist():
+        leaves[index] = ([t // size for t in indirect.get(index * size, ())], bool(code.guarded[index]))
+    for index in code.where(*_ENDS).tolist():
+        leaves[index] = ([], bool(code.guarded[index]))
+    starts = {0, count}
+    for index, (targets, _) in leaves.items():
+        starts.add(index + 1)
+        starts.update(targets)
+    leaders = sorted(start for start in starts if start <= count)
+    number = {start: block for block, start in enumerate(leaders)}
+    following = []
+    for block in range(len(leaders) - 1):
+        targets, goes_on = leaves.get(leaders[block + 1] - 1, ([], True))
+        next_blocks = [number[t] for t in targets if t < count]
+        if goes_on and block + 1 < len(leaders) - 1:
+            next_blocks.append(block + 1)
+        following.append(next_blocks)
+    return leaders, following
+
+
+def _loops(
+    blocks: set[int], following: list[list[int]], leaders: list[int], size: int, depth: int, found: list[Loop]
+) -> None:
+    work = [(blocks, depth)]
+    while work:
+        inside, level = work.pop()
+        for part in _components(inside, following):
+            header = min(part)
+            if len(part) == 1 and header not in following[header]:
+                continue
+            latches = [block for block in part if header in following[block]]
+            ranges: list[tuple[int, int]] = []
+            for block in sorted(part):
+                first, last = leaders[block], leaders[block + 1] - 1
+                if ranges and ranges[-1][1] + 1 == first:
+                    ranges[-1] = (ranges[-1][0], last)
+                else:
+                    ranges.append((first, last))
+            latch = (leaders[max(latches) + 1] - 1) * size
+            if not (len(part) == 1 and ranges[0][0] == ranges[0][1]):  # an endless trap behind EXIT is no loop
+                found.append(Loop(leaders[header] * size, latch, level, tuple(ranges)))
+            rest = set(part) - {header}
+            if rest:
+                work.append((rest, level + 1))
+
+
+def _components(blocks: set[int], following: list[list[int]]) -> list[list[int]]:
+    """Strongly connected components of the graph cut down to ``blocks`` (Tarjan, without recursion)."""
+    order: dict[int, int] = {}
+    low: dict[int, int] = {}
+    stack: list[int] = []
+    on_stack: set[int] = set()
+    out: list[list[int]] = []
+    for root in sorted(blocks):
+        if root in order:
+            continue
+        work = [(root, iter(following[root]))]
+        order[root] = low[root] = len(order)
+        stack.append(root)
+        on_stack.add(root)
+        while work:
+            node, successors = work[-1]
+            for successor in successors:
+                if successor not in blocks:
+                    continue
+                if successor not in order:
+                    order[successor] = low[successor] = len(order)
+                    stack.append(successor)
+                    on_stack.add(successor)
+                    work.append((successor, iter(following[successor])))
+                    break
+                if successor in on_stack:
+                    low[node] = min(low[node], order[successor])
+            else:
+                work.pop()
+                if work:
+                    parent = work[-1][0]
+                    low[parent] = min(low[parent], low[node])
+                if low[node] == order[node]:
+                    part = []
+                    while True:
+                        member = stack.pop()
+                        on_stack.discard(member)
+                        part.append(member)
+                        if member == node:
+                            break
+                    out.append(part)
+    return out

@@ -1,0 +1,141 @@
+"""Cubins inside any file: members of fat binaries, and ELF images of the CUDA machine that lie in it as they are.
+
+A library or executable keeps its fat binaries in ``.nv_fatbin`` (host ELF) or anywhere else (PE, archives);
+AOTInductor's embedded cubins are plain bytes in ``.rodata``. Both are found by their magic, window by window,
+so that nothing but the image found is held in memory. A magic number followed by an impossible header is data
+that happens to look like one and is passed over.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from gwatch.cuda.binary.elf import EHDR, EM_CUDA, NO_BYTES, SHDR
+from gwatch.cuda.binary.fatbin import MAGIC, FatbinEntry, iter_fatbin_entries
+from gwatch.errors import GWatchError
+from gwatch.inspect.reader import Reader
+
+WINDOW = 8 << 20
+_FATBIN = struct.pack("<I", MAGIC)
+_ELF = b"\x7fELF\x02\x01"
+_CONTAINER = struct.Struct("<IHHQ")
+_HEAD = 64
+_MAX_SECTIONS = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A cubin: plain ``data``, the byte ``offset`` it was found at, and how it is kept there."""
+
+    offset: int
+    kind: str  # "cubin" (plain ELF image) or "fatbin" (member of a fat binary)
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """Something at ``offset`` that is no cubin that can be read: what, and why."""
+
+    offset: int
+    what: str
+    reason: str
+
+
+def scan(reader: Reader) -> Iterator[Found | Passed]:
+    """Everything found in ``reader`` in order of offset."""
+    position = 0
+    while True:
+        hit = _next_magic(reader, position)
+        if hit is None:
+            return
+        offset, is_fatbin = hit
+        position = offset + 4
+        if is_fatbin:
+            end = _container_end(reader, offset)
+            if end is not None:
+                yield from _members(reader, offset, end)
+                position = end
+        else:
+            size = cubin_size(reader, offset)
+            if size is not None:
+                yield Found(offset, "cubin", reader.read(offset, size))
+                position = offset + size
+
+
+def _next_magic(reader: Reader, start: int) -> tuple[int, bool] | None:
+    """Offset of the next magic number and whether it is a fat binary's (else an ELF image's)."""
+    keep = max(len(_FATBIN), len(_ELF)) - 1
+    while start < reader.size:
+        window = reader.read(start, WINDOW + keep)
+        fatbin, elf = window.find(_FATBIN), window.find(_ELF)
+        if fatbin >= 0 or elf >= 0:
+            first = min(at for at in (fatbin, elf) if at >= 0)
+            return start + first, first == fatbin
+        start += WINDOW
+    return None
+
+
+def _container_end(reader: Reader, offset: int) -> int | None:
+    head = reader.read(offset, _CONTAINER.size)
+    if offset % 8 or len(head) < _CONTAINER.size:
+        return None
+    _, version, header_size, size = _CONTAINER.unpack(head)
+    end: int = offset + header_size + size
+    return end if version == 1 and header_size >= 16 and end <= reader.size else None
+
+
+def _members(reader: Reader, start: int, end: int) -> Iterator[Found | Passed]:
+    """Members of one container, read one at a time."""
+    header_size = _CONTAINER.unpack(reader.read(start, _CONTAINER.size))[2]
+    at = start + header_size
+    while at < end:
+        head = reader.read(at, _HEAD)
+        size = struct.unpack_from("<I", head, 4)[0] + struct.unpack_from("<Q", head, 8)[0] if len(head) == _HEAD else 0
+        if size < _HEAD or at + size > end:
+            yield Passed(at, "fat binary member", "its header points outside the container")
+            return
+        # One member at a time: the same bytes in a container of their own.
+        chunk = _CONTAINER.pack(MAGIC, 1, 16, size) + reader.read(at, size)
+        yield from _member(chunk, at)
+        at += size
+
+
+def _member(chunk: bytes, at: int) -> Iterator[Found | Passed]:
+    entry: FatbinEntry | None = None
+    try:
+        entry = next(iter_fatbin_entries(chunk))
+        if entry.kind == "elf":
+            yield Found(at, "fatbin", entry.image())
+        else:
+            yield Passed(at, f"{entry.kind} for sm_{entry.sm}", "no machine code")
+    except GWatchError as error:
+        name = f"sm_{entry.sm} member" if entry else "fat binary member"
+        yield Passed(at, name, str(error))
+
+
+def cubin_size(reader: Reader, offset: int = 0) -> int | None:
+    """Bytes of the CUDA ELF image that starts at ``offset``; None when there is none or it is cut off."""
+    head = reader.read(offset, EHDR.size)
+    if len(head) < EHDR.size or head[:6] != _ELF:
+        return None
+    _, _, machine, _, _, phoff, shoff, _, ehsize, phentsize, phnum, shentsize, shnum, _ = EHDR.unpack(head)
+    if machine != EM_CUDA:
+        return None
+    end = max(ehsize, phoff + phnum * phentsize)
+    if shoff:
+        if shentsize != SHDR.size:
+            return None
+        first = reader.read(offset + shoff, SHDR.size)
+        if len(first) < SHDR.size:
+            return None
+        count = shnum or SHDR.unpack(first)[5]
+        table = reader.read(offset + shoff, count * SHDR.size) if count <= _MAX_SECTIONS else b""
+        if count == 0 or len(table) < count * SHDR.size:
+            return None
+        end = max(end, shoff + len(table))
+        for _, kind, _, _, begin, size, *_ in SHDR.iter_unpack(table):
+            if kind not in NO_BYTES:
+                end = max(end, begin + size)
+    return end if offset + end <= reader.size else None

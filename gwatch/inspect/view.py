@@ -1,0 +1,101 @@
+"""A parsed cubin with what many questions need, read once: attributes by section, code of all kernels."""
+
+from __future__ import annotations
+
+import re
+from functools import cached_property
+
+import numpy as np
+
+from gwatch.cuda.binary import Cubin, KernelDef, nvinfo
+from gwatch.cuda.binary.nvinfo import Attr, Attribute
+from gwatch.inspect.code import Code, code_of
+from gwatch.sass.arch import Arch
+
+_RELEASE = re.compile(rb"release ([0-9]+\.[0-9]+), V([0-9.]+)")
+
+
+class CubinView:
+    """A cubin and indices over it. Made by :meth:`of`; everything is worked out when first asked for."""
+
+    def __init__(self, cubin: Cubin) -> None:
+        self.cubin = cubin
+
+    @classmethod
+    def of(cls, data: bytes, name: str = "cubin") -> CubinView:
+        """Parse an image. Raises CubinError, or UnsupportedError for an architecture gwatch does not know."""
+        return cls(Cubin.from_bytes(data, name))
+
+    @property
+    def arch(self) -> Arch:
+        return self.cubin.arch
+
+    @cached_property
+    def kernels(self) -> list[KernelDef]:
+        """Kernels and, behind them, device functions with a code section of their own, in symbol order."""
+        return [*self.cubin.get_map_kernel_def().values(), *self.cubin.get_map_function_def().values()]
+
+    @cached_property
+    def section_sizes(self) -> dict[str, int]:
+        """Section name -> size in bytes."""
+        return {section.name: section.size for section in self.cubin.elf.sections}
+
+    @cached_property
+    def _attributes(self) -> dict[int, tuple[Attribute, ...]]:
+        elf = self.cubin.elf
+        return {
+            section.info: nvinfo.parse(elf.content(section), section.name)
+            for section in elf.sections
+            if section.name.startswith(".nv.info.")
+        }
+
+    def attributes(self, kernel: KernelDef) -> tuple[Attribute, ...]:
+        """Records of the kernel's own attribute section."""
+        return self._attributes.get(kernel.section_index, ())
+
+    @cached_property
+    def _numbers(self) -> dict[int, dict[int, int]]:
+        section = self.cubin.elf.find(".nv.info")
+        if section is None:
+            return {}
+        records = nvinfo.parse(self.cubin.elf.content(section))
+        codes = (Attr.REGCOUNT, Attr.FRAME_SIZE, Attr.MIN_STACK_SIZE)
+        return {code: nvinfo.by_symbol(records, code) for code in codes}
+
+    def number(self, code: Attr, kernel: KernelDef) -> int | None:
+        """REGCOUNT, FRAME_SIZE or MIN_STACK_SIZE of a kernel; None when the cubin states none."""
+        return self._numbers.get(code, {}).get(kernel.symbol.index)
+
+    @cached_property
+    def _code(self) -> dict[int, Code]:
+        # One Code over all sections: a process, or a look at the tables, is paid once a cubin.
+        size = self.arch.instruction_size
+        words = {k.section_index: k.words for k in self.kernels}
+        if not words:
+            return {}
+        addresses = [np.arange(len(w), dtype=np.int64) * size for w in words.values()]
+        whole = code_of(self.arch, np.concatenate(list(words.values())), np.concatenate(addresses))
+        parts: dict[int, Code] = {}
+        start = 0
+        for index, part in words.items():
+            parts[index] = whole.part(start, start + len(part))
+            start += len(part)
+        return parts
+
+    def code(self, kernel: KernelDef) -> Code:
+        """The words of the kernel's section."""
+        return self._code[kernel.section_index]
+
+    @cached_property
+    def toolkit(self) -> str:
+        """Version of the compiler as far as the cubin says ("13.0.48", "12.8"), else ""."""
+        elf = self.cubin.elf
+        note = elf.find(".note.nv.tkinfo")
+        match = _RELEASE.search(elf.content(note)) if note is not None else None
+        if match is not None:
+            return match[2].decode()
+        for records in self._attributes.values():
+            version = nvinfo.first(records, Attr.CUDA_API_VERSION)
+            if version is not None and len(version.words) == 1:
+                return f"{version.words[0] // 10}.{version.words[0] % 10}"
+        return ""
