@@ -11,6 +11,7 @@ import pytest
 from format_synth import REGIONS, ROLES, many, result_of, specialised
 
 import gwatch.common.format as common_format
+from gwatch.cli.main import main
 from gwatch.common.format import File, Section, Section_IntraKernelTrace, Section_Overview
 from gwatch.common.format.run import analyse
 from gwatch.errors import TraceError
@@ -199,6 +200,31 @@ def broken(tmp_path, change):
 def test_damaged_records_are_refused_with_their_place(change, tmp_path):
     with pytest.raises(TraceError, match=r"\[bad-report\] .*sections\[1\].runs\[0\].records"):
         File.load(broken(tmp_path, change))
+
+
+@pytest.mark.parametrize(("name", "value"), [
+    ("slowdown", {}), ("slowdown", {"median": "1"}), ("registers", {"before": 3}), ("occupancy", [1, 2]),
+    ("dropped", -1), ("dropped", "none"), ("sites", [{"site_id": "x"}]), ("sites", [3]), ("warnings", "w"),
+    ("outputs", 5), ("clock", {"pairs": 1}), ("scope_roles", [1]), ("site_regions", {"a": 1}), ("launch", 1),
+    ("site_regions", [[0]]), ("grid_dim", ["x"]), ("block_dim", [0]), ("cost_per_record", "12")])
+def test_damaged_statements_about_the_recording_are_refused(name, value, tmp_path, capsys):
+    data = rendered(report(specialised(blocks=1, warps=2, iterations=2)), tmp_path)
+    data["sections"][1]["data"]["runs"][0]["analysis"][name] = value
+    path = tmp_path / "broken.json"
+    path.write_text(json.dumps(data))
+    assert main(["show", str(path)]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1 and err.startswith("gwatch: [bad-")
+
+
+def test_stored_tables_are_not_believed(tmp_path, capsys):
+    data = rendered(report(specialised(keep=4)), tmp_path)
+    forged = {"trustworthy": "yes", "line": "x", "reasons": []}
+    data["sections"][1]["data"]["runs"][0]["analysis"]["verdict"] = forged
+    path = tmp_path / "forged.json"
+    path.write_text(json.dumps(data))
+    assert main(["show", str(path)]) == 0
+    assert capsys.readouterr().out.startswith("trustworthy: no | ")
 
 
 @pytest.mark.parametrize(("text", "code"), [

@@ -10,7 +10,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from gwatch.common.format.jsonout import ROW_FORM_LIMIT, dump, read_run, run_chunks
+from gwatch.common.format.jsonin import read_run
+from gwatch.common.format.jsonout import ROW_FORM_LIMIT, dump, run_chunks
 from gwatch.common.format.run import Run, run_of
 from gwatch.errors import GWatchError, TraceError
 
@@ -166,8 +167,8 @@ class File:
 def _load_section(report: File, entry: dict[str, Any], where: str) -> None:
     title, kind, data = str(entry.get("title", "")), entry["type"], entry.get("data")
     if kind == Section_Overview.__name__:
-        if isinstance(data, dict):
-            report.generated_at = data.get("generated_at")
+        when = data.get("generated_at") if isinstance(data, dict) else None
+        report.generated_at = when if isinstance(when, str) else None
         return
     if kind != Section_IntraKernelTrace.__name__:
         report.add_section(Section(title, data, kind))

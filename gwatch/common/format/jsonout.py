@@ -1,4 +1,4 @@
-"""The JSON report: compact UTF-8, tables before records, records in columns; and reading it back.
+"""The JSON report: compact UTF-8, tables before records, records in columns.
 
 A run's ``records`` hold one list per column (``site``, ``time`` relative to ``time_base``, and where they say
 anything ``value``, ``sequence``, ``lane``), ordered by row, and one list per row property under ``rows``,
@@ -9,16 +9,14 @@ older one-object- per-record form.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gwatch.common.format.records import Geometry, Rows, Trace, triple
-from gwatch.common.format.regions import parse_regions
-from gwatch.common.format.run import EVIDENCE, Run, plain, run_of
-from gwatch.errors import TraceError
+from gwatch.common.format.records import Trace
+from gwatch.common.format.run import Run, plain
 
 ROW_FORM_LIMIT = 50_000
 """Traces with more records than this leave the row form out unless it is asked for."""
@@ -108,88 +106,3 @@ def _row_chunks(run: Run, batch: int = 4096) -> Iterator[str]:
             pending, comma = [], ","
     if pending:
         yield comma + json.dumps(pending, separators=(",", ":"))[1:-1]
-
-
-def read_run(data: Mapping[str, Any], where: str) -> Run:
-    """A run from its JSON form; ``where`` names it in errors.
-
-    Tables of a trace that gwatch wrote are used as stored; those of other writers are computed anew.
-    Raises TraceError ``[bad-report]``.
-    """
-    if not isinstance(data, Mapping):
-        raise TraceError("bad-report", f"{where} is no object")
-    block = data.get("analysis") or {}
-    if not isinstance(block, Mapping):
-        raise TraceError("bad-report", f"{where}.analysis is no object")
-    if not isinstance(data.get("records"), Mapping):
-        return run_of(data)
-    trace = _read_records(data["records"], where)
-    clock = str(block.get("clock_type", "gpu"))
-    return Run(str(data.get("kernel_prototype", "?")),
-               Geometry(triple(block.get("grid_dim"), "grid_dim"), triple(block.get("block_dim"),
-               "block_dim")), trace, parse_regions(block.get("site_regions")), dict(block.get("scope_roles")
-               or {}), clock, dict(data.get("compile_results") or {}), {key: block.get(key) for key in
-               EVIDENCE}, tuple(block.get("sites") or ()), tuple(block.get("warnings") or ()),
-               data.get("splice_results"), dict(data.get("oe_results") or {}), dict(block.get("launch") or
-               {}), str(block.get("record_shape", "site")), block if "verdict" in block else None)
-
-
-def _read_records(data: Mapping[str, Any], where: str) -> Trace:
-    rows = data.get("rows")
-    if not isinstance(rows, Mapping):
-        raise TraceError("bad-report", f"{where}.records.rows is missing")
-    counts = _numbers(rows, "count", np.int64, None, f"{where}.records.rows")
-    site = _numbers(data, "site", np.int32, None, f"{where}.records")
-    n_rows, n = len(counts), len(site)
-    # Each count is bounded before they are added up, so that the sum cannot wrap.
-    fits = n_rows == 0 or (counts.min() >= 0 and counts.max() <= n)
-    if not fits or int(counts.sum()) != n or data.get("count") != n:
-        raise TraceError("bad-report", f"{where}.records: count, rows.count and site disagree")
-
-    def per_row(name: str, dtype: Any, default: int | None = None) -> NDArray[Any]:
-        return _numbers(rows, name, dtype, n_rows, f"{where}.records.rows", default)
-
-    def per_record(name: str, dtype: Any, default: int | None = None) -> NDArray[Any]:
-        return _numbers(data, name, dtype, n, f"{where}.records", default)
-
-    row = np.repeat(np.arange(n_rows), counts)
-    time = per_record("time", np.int64) + int(data.get("time_base") or 0)
-    table = Rows(per_row("global_tid", np.int64), per_row("block", np.int64), per_row("warp", np.int32),
-                 per_row("lane", np.int32), per_row("smid", np.int32, -1), per_row("dropped", np.int64, 0),
-                 _mask(rows, "tail_gap", n_rows, f"{where}.records.rows"), per_row("origin", np.int64, 0),
-                 _mask(rows, "exact", n_rows, f"{where}.records.rows"))
-    sequence = per_record("sequence", np.int64, -1)
-    if "first_sequence" in rows:
-        starts = np.r_[0, np.cumsum(counts)[:-1]].astype(np.int64)
-        sequence = per_row("first_sequence", np.int64)[row] + np.arange(n) - starts[row]
-    lane = np.maximum(table.lane, 0)[row] if "lane" not in data else per_record("lane", np.int32)
-    return Trace(table, row, site, time, per_record("value", np.uint64, 0), sequence, lane,
-                 _mask(data, "gap", n, f"{where}.records"))
-
-
-def _numbers(data: Mapping[str, Any], name: str, dtype: Any, length: int | None, where: str,
-             default: int | None = None) -> NDArray[Any]:
-    values = data.get(name)
-    if values is None and default is not None and length is not None:
-        return np.full(length, default, dtype)
-    try:
-        if not isinstance(values, list) or not all(type(v) is int for v in values):
-            raise TypeError
-        wide = np.array(values, np.uint64 if dtype is np.uint64 else np.int64)
-        result = wide.astype(dtype)
-        if (result != wide).any():
-            raise OverflowError
-    except (TypeError, ValueError, OverflowError):
-        raise TraceError("bad-report", f"{where}.{name} is no list of {np.dtype(dtype)} numbers") from None
-    if length is not None and len(result) != length:
-        raise TraceError("bad-report", f"{where}.{name} has {len(result)} entries, {length} are needed")
-    return result
-
-
-def _mask(data: Mapping[str, Any], name: str, length: int, where: str) -> NDArray[np.bool_]:
-    mask = np.zeros(length, np.bool_)
-    places = _numbers(data, name, np.int64, None, where) if data.get(name) is not None else np.zeros(0, int)
-    if len(places) and (places.min() < 0 or places.max() >= length):
-        raise TraceError("bad-report", f"{where}.{name} names places outside 0..{length - 1}")
-    mask[places] = True
-    return mask

@@ -24,6 +24,8 @@ U64 = NDArray[np.uint64]
 Bools = NDArray[np.bool_]
 
 WARP = 32
+TIME_LIMIT = 1 << 62
+"""Times, sequence numbers and ids stay below this, so that differences of two of them fit 64 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +76,21 @@ class Trace:
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """Launch shape: grid and block dimensions as (x, y, z)."""
+    """Launch shape: grid and block dimensions as (x, y, z).
+
+    Raises TraceError ``[bad-dimension]`` for a launch beyond what threads can be numbered for.
+    """
 
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
+
+    def __post_init__(self) -> None:
+        if self.blocks * (self.block_size + WARP) * (WARP + 1) >= TIME_LIMIT:
+            raise TraceError("bad-dimension", f"a grid of {self.grid} blocks of {self.block} threads is no launch")
+
+    @property
+    def blocks(self) -> int:
+        return self.grid[0] * self.grid[1] * self.grid[2]
 
     @property
     def block_size(self) -> int:
@@ -220,8 +233,16 @@ def _column(results: Sequence[Mapping[str, Any]], key: str, dtype: Any,
 
 def build(site: I32, time: I64, value: U64, sequence: I64, smid: I32, warp: I64, lane: I32, is_warp: Bools,
           geometry: Geometry, lost_after: Mapping[tuple[int, int], int] | None) -> Trace:
-    """Sort into rows and mark the losses; all columns have one entry per record in any order."""
+    """Sort into rows and mark the losses; all columns have one entry per record in any order.
+
+    Raises TraceError ``[bad-records]`` for times, sequence numbers or ids beyond :data:`TIME_LIMIT`.
+    """
     n = len(time)
+    for name, values in (("time", time), ("sequence number", sequence), ("thread id", warp * WARP)):
+        if n and not (values.min() > -TIME_LIMIT and values.max() < TIME_LIMIT):
+            raise TraceError("bad-records", f"a {name} of the records is out of range")
+    if n and (warp.min() < 0 or lane.min() < 0 or lane.max() >= WARP):
+        raise TraceError("bad-records", "a warp or lane of the records is out of range")
     ring = warp * WARP + lane
     ordered = bool(n == 0 or sequence.min() >= 0)
     if ordered:
@@ -259,14 +280,20 @@ def _several_lanes(row_key: I64, lane: I32) -> Bools:
     return result
 
 
+def row_ids(block: I64, warp: NDArray[Any], lane: NDArray[Any], geometry: Geometry) -> I64:
+    """Global ids of rows: of the thread, or of the warp × 32 where ``lane`` is -1; ``warp`` is in its block."""
+    thread = block * geometry.block_size + warp * WARP + lane
+    ids: I64 = np.where(lane < 0, (block * geometry.warps_per_block + warp) * WARP, thread).astype(np.int64)
+    return ids
+
+
 def _rows(keys: I64, geometry: Geometry) -> Rows:
     warp, who = np.divmod(keys, WARP + 1)
     block, in_block = np.divmod(warp, geometry.warps_per_block)
     lane = who - 1
-    thread = block * geometry.block_size + in_block * WARP + lane
     zeros = np.zeros(len(keys), np.int64)
     no = np.zeros(len(keys), np.bool_)
-    return Rows(np.where(lane < 0, warp * WARP, thread), block, in_block.astype(np.int32),
+    return Rows(row_ids(block, in_block, lane, geometry), block, in_block.astype(np.int32),
                 lane.astype(np.int32), zeros.astype(np.int32), zeros, no, zeros, no)
 
 

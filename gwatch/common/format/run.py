@@ -67,8 +67,6 @@ class Run:
     oe_results: Mapping[str, Any] = field(default_factory=dict)
     launch: Mapping[str, Any] = field(default_factory=dict)
     record_shape: str = "site"
-    stored_analysis: Mapping[str, Any] | None = None
-    """Tables read back with the trace; used as they are, instead of being computed again."""
     window: tuple[int, int] | None = None
     """Only intervals that overlap this span of time count."""
 
@@ -141,8 +139,6 @@ class Run:
     @cached_property
     def analysis(self) -> dict[str, Any]:
         """The ``analysis`` block of the report format."""
-        if self.stored_analysis is not None:
-            return dict(self.stored_analysis)
         return analyse(self)
 
 
@@ -226,7 +222,7 @@ def run_of(result: Any, site_regions: Iterable[Any] | None = None,
     evidence = {key: lookup(result, key, block.get(key)) for key in EVIDENCE}
     if evidence["dropped"] is None and len(trace) and bool((trace.sequence >= 0).all()):
         evidence["dropped"] = int(trace.rows.dropped.sum())
-    roles = _roles(scope_roles if scope_roles is not None else block.get("scope_roles"), regions)
+    roles = known_roles(scope_roles if scope_roles is not None else block.get("scope_roles"), regions)
     return Run(
         kernel=str(lookup(result, "kernel_prototype") or "?"), geometry=geometry, trace=trace, regions=regions,
         roles=roles, clock=clock, compile_results=compiled, evidence=evidence, sites=sites,
@@ -249,7 +245,8 @@ def _lost_after(result: Any) -> dict[tuple[int, int], int] | None:
             zip(table["warp"], table["lane"], table["lost"], strict=True)}
 
 
-def _roles(scope_roles: Mapping[str, str] | None, regions: Sequence[Region]) -> dict[str, str]:
+def known_roles(scope_roles: Mapping[str, str] | None, regions: Sequence[Region]) -> dict[str, str]:
+    """Role per scope label, as text; TraceError ``[bad-role]`` for labels that no region has."""
     roles = {str(k): str(v) for k, v in (scope_roles or {}).items()}
     unknown = sorted(set(roles) - {region.label for region in regions})
     if unknown and regions:

@@ -14,7 +14,8 @@ KINDS = {"SCOPE_START": 0, "SCOPE_END": 1}
 
 def is_scope_shape(rows: Sequence[Mapping[str, Any]], compile_results: Mapping[str, Any]) -> bool:
     """Are these records of scope markers rather than of sites?"""
-    return compile_results.get("record_shape") == "scope" or bool(len(rows) and "type_str" in rows[0])
+    return compile_results.get("record_shape") == "scope" or (
+        len(rows) > 0 and isinstance(rows[0], Mapping) and "type_str" in rows[0])
 
 
 def from_scopes(rows: Sequence[Mapping[str, Any]], geometry: Geometry,

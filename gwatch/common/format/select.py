@@ -118,7 +118,7 @@ def keep_rows(run: Run, mask: Bools) -> Run:
                 table.dropped[mask], table.tail_gap[mask], table.origin[mask], table.exact[mask])
     narrowed = Trace(rows, number[trace.row[chosen]], trace.site[chosen], trace.time[chosen],
                      trace.value[chosen], trace.sequence[chosen], trace.lane[chosen], trace.gap[chosen])
-    return replace(run, trace=narrowed, stored_analysis=None)
+    return replace(run, trace=narrowed)
 
 
 def keep_time(run: Run, start: int | None, end: int | None) -> Run:
@@ -127,7 +127,7 @@ def keep_time(run: Run, start: int | None, end: int | None) -> Run:
     high = end if end is not None else run.time_range[1]
     if low > high:
         raise TraceError("bad-range", f"the time window {low} to {high} is empty")
-    return replace(run, window=(low, high), stored_analysis=None)
+    return replace(run, window=(low, high))
 
 
 def keep_scopes(run: Run, scopes: tuple[str, ...]) -> Run:
@@ -139,7 +139,7 @@ def keep_scopes(run: Run, scopes: tuple[str, ...]) -> Run:
                          "the scopes are " + (", ".join(sorted(known)) or "none: the trace has no regions"))
     kept = tuple(r for r in run.regions if r.label in scopes)
     roles = {label: role for label, role in run.roles.items() if label in scopes}
-    return replace(run, regions=kept, roles=roles, stored_analysis=None)
+    return replace(run, regions=kept, roles=roles)
 
 
 def select_rows(run: Run, tid: str | None = None, block: str | None = None, warp: str | None = None) -> Run:

@@ -1,0 +1,77 @@
+"""What a report read from a file says about its recording, checked before any view relies on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from gwatch.errors import TraceError
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _before_after(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(
+        key in value and (value[key] is None or _number(value[key])) for key in ("before", "after"))
+
+
+def _slowdown(value: Any) -> bool:
+    return isinstance(value, Mapping) and _number(value.get("median")) and (
+        value.get("noise") is None or _number(value["noise"]))
+
+
+def _clock(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(
+        _number(value.get(key)) for key in ("pairs", "sms", "residual_p999_ns", "timer_step_ns"))
+
+
+def _sites(value: Any) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(site, Mapping) and all(isinstance(site.get(key) or 0, int) for key in ("site_id", "index", "pc"))
+        for site in value)
+
+
+def _list(value: Any) -> bool:
+    return isinstance(value, list)
+
+
+def _object(value: Any) -> bool:
+    return isinstance(value, Mapping)
+
+
+FORMS: dict[str, Callable[[Any], bool]] = {
+    "outputs": lambda value: isinstance(value, str),
+    "outputs_detail": _list,
+    "dropped": lambda value: isinstance(value, int) and value >= 0,
+    "cost_per_record": _number,
+    "slowdown": _slowdown,
+    "registers": _before_after,
+    "occupancy": _before_after,
+    "clock": _clock,
+    "sampled": _object,
+    "sites": _sites,
+    "warnings": _list,
+    "launch": _object,
+    "scope_roles": _object,
+    "site_regions": _list,
+}
+"""Entry of ``analysis`` -> does a value that is not null have the form that the views expect?"""
+
+
+def check_statements(run: Mapping[str, Any], analysis: Any, where: str) -> None:
+    """Refuse a run whose statements have another form than a report's; ``where`` names the run.
+
+    Raises TraceError ``[bad-report]`` naming the entry.
+    """
+    if not isinstance(analysis, Mapping):
+        raise TraceError("bad-report", f"{where}.analysis is no object")
+    for name, fits in FORMS.items():
+        if analysis.get(name) is not None and not fits(analysis[name]):
+            raise TraceError("bad-report", f"{where}.analysis.{name} has an unknown form")
+    for name in ("compile_results", "oe_results", "splice_results"):
+        if run.get(name) is not None and not isinstance(run[name], Mapping):
+            raise TraceError("bad-report", f"{where}.{name} is no object")
+    if run.get("trace_results") is not None and not isinstance(run["trace_results"], list):
+        raise TraceError("bad-report", f"{where}.trace_results is no list")
