@@ -24,17 +24,26 @@ from gwatch.cuda.binary import Cubin
 from gwatch.errors import GWatchError
 from gwatch.sass.cfg import build_cfg
 from gwatch.sass.isa import isa_for
-from gwatch.sass.latency import TRUST, latency_class
+from gwatch.sass.latency import ANY, TRUST, latency_class
 from gwatch.sass.scoreboards import Waits
 from gwatch.sass.uses import CodeView, WordFacts
 
-FARTHEST = 40
-# Facts stated by hand; each was measured on an H200 or follows from a finding that was.
-FLOORS = {
+FARTHEST = 80
+# Facts stated by hand, each with its source.
+STATED = {
     "sm_90": (
-        ("* P * guard 13", "a predicate used as a guard: 7,200 compiler pairs at exactly 13, none lower"),
-        ("ELECT P * guard 14", "the distance with which the elected record was run and checked on an H200"),
-        ("LOP3 R IMAD.WIDE data 5", "4 wrote wrong addresses on an H200, 5 was right"),
+        (
+            "floor ELECT P * guard 14",
+            "the distance at which the elected record ran and was checked on an H200",
+        ),
+        ("floor LOP3 R IMAD.WIDE data 5", "4 wrote wrong addresses on an H200, 5 was right"),
+        ("given LOP3 R IMAD.WIDE data 5", "see the floor"),
+        (
+            "given CS2R R STG data 5",
+            "compilers leave 5 on sm_80 and later; 5 and more ran and were checked on an H200",
+        ),
+        ("given LOP3 R STG address 5", "ran and was checked on an H200"),
+        ("given LOP3 R STG data 5", "6 ran and was checked on an H200; compilers leave 5"),
     ),
 }
 
@@ -125,7 +134,9 @@ def note(
                 if distance > FARTHEST or before.waits != waited or exclusive(before.guard, facts.guard):
                     continue
                 if not use.write:
-                    counts.pairs[before.name, use.file, name, use.role][distance] += 1
+                    # A guard is read at the same point by every instruction: one pool.
+                    consumer = ANY if use.role == "guard" else name
+                    counts.pairs[before.name, use.file, consumer, use.role][distance] += 1
                 elif facts.kind == "fixed":
                     counts.overwrites[before.name, use.file, name][distance] += 1
 
@@ -157,7 +168,7 @@ def trusted(seen: Counter[int]) -> int:
         total += seen[distance]
         if total >= TRUST:
             return distance
-    return max(seen)
+    return max(seen, default=2)
 
 
 def table_text(table: str, counts: Counts) -> str:
@@ -166,10 +177,10 @@ def table_text(table: str, counts: Counts) -> str:
         f"# Issue distances of {table}, learned by tools/learn_latency.py from {counts.instructions} instructions in "
         f"{counts.sections} code sections.",
         "# pair PRODUCER FILE CONSUMER ROLE MINIMUM TRUSTED SEEN; overwrite FIRST FILE SECOND MINIMUM TRUSTED SEEN;",
-        "# signal: least cycles from taking a scoreboard to waiting for it; floor: facts stated by hand.",
+        "# signal: least cycles from taking a scoreboard to waiting for it; floor, given: stated by hand.",
         f"signal {trusted(counts.signals)}",
     ]
-    lines += [f"floor {fact}  # {why}" for fact, why in FLOORS.get(table, ())]
+    lines += [f"{fact}  # {why}" for fact, why in STATED.get(table, ())]
     for pair, seen in sorted(counts.pairs.items()):
         lines.append(f"pair {' '.join(pair)} {min(seen)} {trusted(seen)} {sum(seen.values())}")
     for both, seen in sorted(counts.overwrites.items()):

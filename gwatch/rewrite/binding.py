@@ -186,9 +186,8 @@ class Binder:
             except EncodeError as error:
                 failure = failure or error
         assert failure is not None
-        raise EncodeError(
-            failure.code, f"{item.snippet.name} line {line.line}: {failure.message}", failure.hint
-        )
+        message = f"{item.snippet.name} line {line.line}: {failure.message}"
+        raise EncodeError(failure.code, message, failure.hint)
 
     def _piece(
         self,
@@ -204,9 +203,9 @@ class Binder:
             value = item.values[piece.name]
             if isinstance(value, str):
                 return value
-            if signed and value < 0:
+            if signed and -_WORD // 2 <= value < 0:
                 value += _WORD
-            elif signed and value >= _WORD // 2:
+            elif signed and _WORD // 2 <= value < _WORD:
                 value -= _WORD
             return f"{value:#x}"
         file, first, width = registers[piece.name]

@@ -191,16 +191,12 @@ class Scheduler:
                     if pending.taken is not None:
                         when = max(when, pending.taken + self.latency.signal)
                     pending.clear()
-            if not issued and when > 0:
-                run.lines.insert(0, Line("NOP", self.nop, line.owner))
-                self._shift_targets(run, 0)
-                if run.entry:
-                    run.entry += 1
-                issued.append(0)
-                line = run.lines[0]
-                self._set(line, 0, Control(stall=1))
+            while when > (issued[-1] + LONGEST_STALL if issued else 0):
+                self._pad(run, position, line.owner, arriving)
+                issued.append(issued[-1] + LONGEST_STALL if issued else 0)
+                if position:
+                    self._stretch(run, issued[:-1], position, issued[-1])
                 position += 1
-                line = run.lines[position]
             if issued:
                 self._stretch(run, issued, position, when)
             issued.append(when)
@@ -216,10 +212,18 @@ class Scheduler:
         }
         return state
 
-    def _shift_targets(self, run: Run, at: int) -> None:
+    def _pad(
+        self, run: Run, position: int, owner: int, arriving: dict[int, list[dict[int, _Pending]]]
+    ) -> None:
+        """Put a NOP before line ``position``; branches to that line still lead to it."""
+        run.lines.insert(position, Line("NOP", self.nop, owner))
         for line in run.lines:
-            if line.target is not None and line.target != TO_ORIGINAL and line.target >= at:
+            if line.target is not None and line.target != TO_ORIGINAL and line.target >= position:
                 line.target += 1
+        for place in sorted((place for place in arriving if place >= position), reverse=True):
+            arriving[place + 1] = arriving.pop(place)
+        if run.entry and position <= run.entry:
+            run.entry += 1
 
     @staticmethod
     def _least_stall(line: Line) -> int:
@@ -338,11 +342,11 @@ class Scheduler:
             if shortfall > 0:
                 last = run.lines[-1]
                 stall = last.control.stall + shortfall
-                if stall > LONGEST_STALL:
-                    raise HazardError(
-                        "stall",
-                        f"the code before instruction {run.index} would have to end with a stall of {stall}",
-                    )
+                while stall > LONGEST_STALL:
+                    self._set(last, LONGEST_STALL, last.control)
+                    stall -= LONGEST_STALL
+                    last = Line("NOP", self.nop, last.owner)
+                    run.lines.append(last)
                 self._set(last, stall, last.control)
 
     def _shortfall(self, run: Run, end: _State, by_index: dict[int, Run]) -> int:

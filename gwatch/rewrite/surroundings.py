@@ -113,13 +113,12 @@ class Surroundings:
         out: set[int] = set()
         views = [self.view, *(CodeView(self.isa, function.words) for function in self.functions.values())]
         for view in views:
-            bad = view.incomplete()
+            bad = [index for index in view.incomplete() if not view.facts(index).known]
             if bad:
-                facts = view.facts(bad[0])
                 raise UnsupportedError(
                     "word-unknown",
-                    f"{self.kernel.name}: instruction {bad[0]} ({facts.text or 'unreadable'}): the tables can't "
-                    f"say all it reads and writes, so which {file} registers are free can't be told",
+                    f"{self.kernel.name}: instruction {bad[0]} can't be read, so which {file} registers are free "
+                    "can't be told",
                 )
             out |= view.named(file)
         return frozenset(out)

@@ -241,7 +241,7 @@ class RewriteChecker:
             seen.add(at)
             if not self.inserted[at]:
                 facts = self.view.facts(at)
-                if not facts.complete:
+                if not facts.complete and facts.may_touch(*key):
                     return False
                 touched = [use for use in facts.uses if use.file == key[0] and use.covers(key[1])]
                 if any(not use.write for use in touched):
@@ -254,7 +254,12 @@ class RewriteChecker:
     def _kernel_writes(self, index: int, use: Use) -> None:
         """A write of the kernel's that is still on its way must not land on top of an inserted one."""
         for number in range(use.first, use.first + use.count):
-            for item in producers(self.cfg, self.view, self.waits, index, use.file, number):
+            try:
+                found = producers(self.cfg, self.view, self.waits, index, use.file, number)
+            except GWatchError as error:
+                self._report(index, "not-ready", error.message)
+                return
+            for item in found:
                 facts = self.view.facts(item.index)
                 board = int(self.view.control["write_scoreboard"][item.index])
                 waited = item.waited | int(self.view.control["wait_mask"][index])
@@ -442,5 +447,7 @@ def check_rewrite(isa: Isa, latency: LatencyTable, rewrite: Rewrite) -> str:
             f"new instruction {first.index}: {first.kind}: {first.message}{more}",
             "nothing was written; this is a defect of the rewriter or of the latency table",
         )
-    counted = f"{len(checker.new)} inserted lines, {checker.reads} operand reads, {len(checker.place)} originals"
+    counted = (
+        f"{len(checker.new)} inserted lines, {checker.reads} operand reads, {len(checker.place)} originals"
+    )
     return f"{counted}: 0 reports"

@@ -7,19 +7,22 @@ times that smallest distance was seen; compiler output is correct, so any distan
 The class of an instruction is its mnemonic plus the modifiers that change its result's timing
 (:func:`latency_class`).
 
-``floor`` lines are facts stated by hand (measured on hardware): a pair is never taken below them.
+``floor`` and ``given`` lines are facts stated by hand, each with its source: a pair is never taken below a floor, and
+needs no more than what is given.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 
 from gwatch._resources import resource
 from gwatch.errors import ToolError, UnsupportedError
 
 UNSEEN = 15
+UNKNOWN = 64
 TRUST = 6
+ANY = "*"
 _NEVER = (1, UNSEEN, 0)
 _SPLIT = {"IMAD": ("WIDE", "HI"), "UIMAD": ("WIDE", "HI"), "LEA": ("HI",)}
 
@@ -38,9 +41,9 @@ class LatencyTable:
 
     ``pairs[(producer, file, consumer, role)] = (minimum, trusted, seen)``: the smallest distance seen, the
     smallest at or below which at least :data:`TRUST` pairs were seen, and how many pairs there were.
-    ``overwrites[(first, file, second)]``: the same for two writes of one register; ``floors``: cycles, with
-    ``*`` for any class or role; ``signal``: the smallest distance from an instruction that takes a scoreboard
-    to one that waits for it.
+    ``overwrites[(first, file, second)]``: the same for two writes of one register; ``floors`` and
+    ``given``: cycles, with ``*`` for any class or role; ``signal``: the smallest distance from an instruction
+    that takes a scoreboard to one that waits for it.
     """
 
     arch: str
@@ -49,44 +52,58 @@ class LatencyTable:
     floors: dict[tuple[str, str, str, str], int]
     given: dict[tuple[str, str, str, str], int]
     signal: int
+    _settled: dict[tuple[str, str], int] = field(default_factory=dict, repr=False, compare=False)
 
     def distance(self, producer: str, file: str, consumer: str, role: str) -> int:
-        """Issue cycles that code made from nothing must leave; a pair seen too rarely waits 15."""
-        pair = (producer, file, consumer, role)
+        """Issue cycles that code made from nothing must leave.
+
+        A pair seen too rarely waits 15 or as long as the producer's slowest pair, if that is longer; a producer the
+        table doesn't know at all waits 64.
+        """
+        pair = (producer, file, ANY if role == "guard" else consumer, role)
         _, cycles, seen = self.pairs.get(pair, _NEVER)
-        known = cycles if seen >= TRUST else UNSEEN
-        return max(min(known, self.given.get(pair, known)), self._floor(*pair))
+        known = cycles if seen >= TRUST else self.settled(producer, file)
+        given = _stated(self.given, *pair)
+        return max(known if given is None else min(known, given), self._floor(*pair))
 
     def minimum(self, producer: str, file: str, consumer: str, role: str) -> int:
         """The smallest distance ever seen: a smaller one is an error. 1 for a pair never seen."""
-        return self.pairs.get((producer, file, consumer, role), _NEVER)[0]
+        return self.pairs.get((producer, file, ANY if role == "guard" else consumer, role), _NEVER)[0]
 
     def overwrite(self, first: str, file: str, second: str) -> int:
         """Issue cycles from a write to a later write of the same register (code made from nothing)."""
         _, cycles, seen = self.overwrites.get((first, file, second), _NEVER)
         if seen >= TRUST:
             return cycles
-        return 1 if first == second else UNSEEN
+        return 1 if first == second else self.settled(first, file)
 
     def settled(self, producer: str, file: str) -> int:
         """Issue cycles after which a result of ``producer`` in ``file`` is there for any consumer."""
-        roles = [
-            max(cycles, self._floor(*pair))
-            for pair, (_, cycles, seen) in self.pairs.items()
-            if pair[:2] == (producer, file) and seen >= TRUST
-        ]
-        return max(roles, default=UNSEEN) if file in ("R", "UR") else UNSEEN
+        key = (producer, file)
+        if key not in self._settled:
+            slowest = [
+                minimum
+                for pair, (minimum, _, seen) in self.pairs.items()
+                if pair[:2] == key and seen >= TRUST and pair[3] != "predicate"
+            ]
+            known = max(UNSEEN, *slowest) if slowest else UNKNOWN
+            self._settled[key] = max(known, self._floor(producer, file, ANY, ANY))
+        return self._settled[key]
 
     def _floor(self, producer: str, file: str, consumer: str, role: str) -> int:
-        floors = self.floors
-        if not floors:
-            return 1
-        return max(
-            floors.get((producer, file, consumer, role), 1),
-            floors.get((producer, file, "*", role), 1),
-            floors.get(("*", file, "*", role), 1),
-            floors.get((producer, file, consumer, "*"), 1),
-        )
+        found = _stated(self.floors, producer, file, consumer, role)
+        return 1 if found is None else found
+
+
+def _stated(
+    facts: dict[tuple[str, str, str, str], int], producer: str, file: str, consumer: str, role: str
+) -> int | None:
+    """The most specific fact about a pair."""
+    for who, whom in ((producer, consumer), (producer, ANY), (ANY, consumer), (ANY, ANY)):
+        for what in (role, ANY):
+            if (who, file, whom, what) in facts:
+                return facts[who, file, whom, what]
+    return None
 
 
 def parse_table(text: str, arch: str) -> LatencyTable:

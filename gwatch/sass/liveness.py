@@ -15,14 +15,13 @@ class PredicateLiveness:
     """Live-in predicates of every instruction as 7-bit masks (bit n = Pn).
 
     A guarded write doesn't end a life (the old value survives where the guard is false). Code that a call outside
-    the section reaches is taken to neither read nor write predicates of its caller. Raises what
-    :meth:`CodeView.incomplete` finds by refusing (see ``known``): ``known`` is False when some word's uses can't
-    be listed, and then every predicate counts as live.
+    the section reaches is taken to neither read nor write predicates of its caller. When some word can't be read
+    at all (``known`` is False) every predicate counts as live.
     """
 
     def __init__(self, cfg: Cfg, view: CodeView) -> None:
         self.cfg, self.view = cfg, view
-        self.known = not view.incomplete()
+        self.known = all(view.facts(index).known for index in view.incomplete())
         self._reads, self._kills = view.predicate_masks()
         self._out = self._solve()
 

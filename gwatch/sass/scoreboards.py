@@ -15,10 +15,10 @@ import numpy as np
 from gwatch.errors import SiteError, UnsupportedError
 from gwatch.sass.cfg import Cfg, Flow, opcode_keys
 from gwatch.sass.control import NO_SCOREBOARD, SCOREBOARDS
-from gwatch.sass.latency import LatencyTable, latency_class
+from gwatch.sass.latency import UNKNOWN, LatencyTable, latency_class
 from gwatch.sass.uses import CodeView, Use
 
-FAR = 24
+FAR = UNKNOWN
 _DEPBAR = re.compile(r"(SB\d|gsb\d)\s*,\s*(0x[0-9a-f]+|\d+|UR\w+)")
 _SET = re.compile(r"\{([\d,\s]+)\}")
 
@@ -130,7 +130,7 @@ def producers(cfg: Cfg, view: CodeView, waits: Waits, index: int, file: str, reg
             continue
         best[key] = distance
         facts = view.facts(at)
-        if not facts.known:
+        if not facts.complete and facts.may_touch(file, register):
             raise UnsupportedError(
                 "word-unknown",
                 f"instruction {at} can't be read, so what {file}{register} holds at "

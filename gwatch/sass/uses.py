@@ -26,6 +26,9 @@ FILES = ("R", "UR", "P", "UP", "B")
 UNKNOWN = "?"
 ADDEND = "addend"
 _ADDING = frozenset({"IMAD", "UIMAD", "FFMA", "DFMA", "HFMA2", "IDP", "IDP4A"})
+_WIDEST = 16
+_NAMED = re.compile(r"\b(UR|UP|R|P|B)(\d+)")
+_WHOLE = re.compile(r"\b(UP|P)R\b")
 _PREDICATE = re.compile(r"!?U?P[0-9T]+$")
 _REGISTER = re.compile(r"\b(U?R)(\d+)")
 _CONTROL_HIGH = np.uint64(CONTROL_MASK >> 64)
@@ -65,6 +68,12 @@ class WordFacts:
     uses: tuple[Use, ...]
     text: str
 
+    def may_touch(self, file: str, register: int) -> bool:
+        """Whether a word whose uses aren't all known may read or write ``register`` of ``file``."""
+        wide = _WIDEST if file in ("R", "UR") else 1
+        named = registers_in(self.text).get(file, ())
+        return not self.known or any(0 <= register - first < wide for first in named)
+
     def writes(self) -> tuple[Use, ...]:
         """Only the writes."""
         return tuple(use for use in self.uses if use.write)
@@ -72,6 +81,16 @@ class WordFacts:
     def reads(self) -> tuple[Use, ...]:
         """Only the reads."""
         return tuple(use for use in self.uses if not use.write)
+
+
+def registers_in(text: str) -> dict[str, set[int]]:
+    """The registers that an instruction's text names, by file; a whole predicate file counts as all of it."""
+    found: dict[str, set[int]] = {}
+    for file, number in _NAMED.findall(text):
+        found.setdefault(file, set()).add(int(number))
+    for file in _WHOLE.findall(text):
+        found.setdefault(file, set()).update(range(7))
+    return found
 
 
 _NOT_KNOWN = WordFacts(False, False, UNKNOWN, UNKNOWN, UNKNOWN, (7, False), (), "")
@@ -177,12 +196,19 @@ class CodeView:
         return self._table
 
     def named(self, file: str) -> set[int]:
-        """All registers of ``file`` that some instruction of the section reads or writes."""
+        """All registers of ``file`` that some instruction of the section reads or writes.
+
+        Where the tables can't list a word's uses, what its text names counts, with up to 16 registers each.
+        """
         _, files, first, count, _ = self._columns()
         chosen = files == FILES.index(file)
         out: set[int] = set()
         for start, length in np.unique(np.stack((first[chosen], count[chosen]), axis=1), axis=0).tolist():
             out.update(range(start, start + length))
+        for index in self.incomplete():
+            wide = _WIDEST if file in ("R", "UR") else 1
+            for start in registers_in(self.facts(index).text).get(file, ()):
+                out.update(range(start, start + wide))
         return out
 
     def writers(self, file: str, register: int) -> npt.NDArray[np.int32]:
@@ -213,6 +239,9 @@ class CodeView:
         written = write[chosen] == 1
         np.bitwise_or.at(reads, index[chosen][~written], bits[~written].astype(np.uint8))
         np.bitwise_or.at(kills, index[chosen][written], bits[written].astype(np.uint8))
+        for row in self.incomplete():
+            reads[row] = sum(1 << number for number in registers_in(self.facts(row).text).get("P", ()))
+            kills[row] = 0
         guarded = (self.words[:, 0] >> np.uint64(12) & np.uint64(15)) != np.uint64(7)
         kills[guarded] = 0
         return reads, kills

@@ -14,7 +14,8 @@ from gwatch.sass.uses import Use, WordFacts
 TABLE = parse_table(
     """
 signal 2
-floor * P * guard 13
+pair ISETP P * guard 13 13 100
+pair ELECT P * guard 13 13 100
 floor ELECT P * guard 14
 pair CS2R R STG data 5 5 100
 pair LOP3 R STG data 5 5 100
@@ -23,9 +24,6 @@ pair LOP3 R LOP3 data 4 4 100
 pair IADD3 R LOP3 data 4 4 100
 pair IADD3 R IADD3 data 4 4 100
 pair LOP3 R IADD3 data 4 4 100
-pair ELECT P STG guard 13 13 100
-pair ELECT P IADD3 guard 13 13 100
-pair ISETP P BRA guard 13 13 100
 pair MOV R ISETP data 4 4 100
 overwrite CS2R R LOP3 1 1 100
 """,

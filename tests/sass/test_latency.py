@@ -1,0 +1,131 @@
+"""The latency table: how its text is read, what wins, and facts that the shipped one must agree with."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from gwatch.errors import UnsupportedError
+from gwatch.sass.latency import UNKNOWN, UNSEEN, latency_class, latency_for, parse_table
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
+
+from learn_latency import Counts, learn_section, table_text, trusted
+
+TEXT = """
+# a comment
+signal 2
+pair IADD3 R IMAD data 5 6 100
+pair IADD3 R MUFU data 4 4 2    # seen twice: not trusted
+floor LOP3 R IMAD.WIDE data 5
+pair LOP3 R IMAD.WIDE data 3 3 50
+pair ISETP P * guard 13 13 100
+pair ELECT P * guard 13 13 100
+floor ELECT P * guard 14
+pair HMMA R FADD data 34 34 20
+given CS2R R STG data 5
+pair CS2R R STG data 5 12 9
+overwrite MOV R IADD3 2 2 40
+"""
+
+
+def test_what_is_trusted_given_and_floored() -> None:
+    table = parse_table(TEXT, "test")
+    assert table.signal == 2
+    assert table.distance("IADD3", "R", "IMAD", "data") == 6
+    assert table.minimum("IADD3", "R", "IMAD", "data") == 5
+    assert table.distance("IADD3", "R", "MUFU", "data") == UNSEEN
+    assert table.minimum("IADD3", "R", "MUFU", "data") == 4
+    assert table.distance("IADD3", "R", "SHF", "data") == UNSEEN
+    assert table.distance("NEVER", "R", "SEEN", "data") == UNKNOWN
+    assert table.distance("HMMA", "R", "SHF", "data") == 34, "as long as its slowest pair"
+    assert table.distance("LOP3", "R", "IMAD.WIDE", "data") == 5
+    assert table.distance("ISETP", "P", "BRA", "guard") == 13
+    assert table.distance("ELECT", "P", "STG", "guard") == 14
+    assert table.distance("CS2R", "R", "STG", "data") == 5
+    assert table.overwrite("MOV", "R", "IADD3") == 2
+    assert table.overwrite("MOV", "R", "MOV") == 1
+    assert table.overwrite("IADD3", "R", "SHF") == UNSEEN
+    assert table.overwrite("MOV", "R", "SHF") == UNKNOWN
+    assert table.settled("IADD3", "R") == UNSEEN and table.settled("SHF", "R") == UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("opcode", "name"),
+    [
+        ("IMAD.WIDE.U32", "IMAD.WIDE"),
+        ("IMAD.MOV.U32", "IMAD"),
+        ("IMAD.HI.U32", "IMAD.HI"),
+        ("LOP3.LUT", "LOP3"),
+        ("CS2R.32", "CS2R"),
+        ("LEA.HI.X.SX32", "LEA.HI"),
+        ("STG.E.EF.64", "STG"),
+    ],
+)
+def test_latency_classes(opcode: str, name: str) -> None:
+    assert latency_class(opcode) == name
+
+
+def test_an_architecture_without_a_table_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match=r"\[latency-unknown\]"):
+        latency_for("sm_75")
+
+
+@pytest.mark.parametrize(
+    ("producer", "file", "consumer", "role", "cycles"),
+    [
+        ("IADD3", "R", "IADD3", "data", 4),
+        ("LOP3", "R", "LOP3", "data", 4),
+        ("LOP3", "R", "IMAD", "data", 5),
+        ("IMAD", "R", "IMAD", "data", 4),
+        ("IMAD", "R", "IADD3", "data", 5),
+        ("IADD3", "R", "LDG", "address", 5),
+        ("LOP3", "R", "STG", "address", 5),
+        ("CS2R", "R", "STG", "data", 5),
+        ("IADD3", "R", "IMAD.WIDE", "data", 5),
+        ("IADD3", "R", "IMAD.WIDE", "addend", 3),
+        ("ISETP", "P", "BRA", "guard", 13),
+        ("ISETP", "P", "SEL", "predicate", 4),
+        ("ELECT", "P", "STG", "guard", 14),
+    ],
+)
+def test_the_shipped_table_agrees_with_what_was_measured(
+    producer: str, file: str, consumer: str, role: str, cycles: int
+) -> None:
+    assert latency_for("sm_90").distance(producer, file, consumer, role) == cycles
+
+
+def test_the_shipped_table_is_what_the_tool_writes_and_reads_back() -> None:
+    table = latency_for("sm_90")
+    assert len(table.pairs) > 500 and table.signal == 2
+    for (_, file, _, role), (minimum, agreed, seen) in table.pairs.items():
+        assert file in ("R", "UR", "P", "UP", "B") and role
+        assert 1 <= minimum <= agreed and seen >= 1
+
+
+def test_trusted_distance_needs_enough_pairs() -> None:
+    counts = Counts()
+    counts.pairs["A", "R", "B", "data"].update({4: 2, 5: 10, 9: 1})
+    assert trusted(counts.pairs["A", "R", "B", "data"]) == 5
+    text = table_text("other", counts)
+    assert "pair A R B data 4 5 13" in text
+    assert parse_table(text, "other").minimum("A", "R", "B", "data") == 4
+
+
+def test_learning_finds_pairs_in_a_corpus_kernel(corpus_sm90: list[Path]) -> None:
+    from gwatch.cuda.binary import Cubin
+    from gwatch.sass.isa import isa_for
+
+    (path,) = [item for item in corpus_sm90 if "bb4300356c24" in item.name]
+    cubin = Cubin.from_file(path)
+    counts = Counts()
+    for kernel in cubin.get_map_kernel_def().values():
+        learn_section(isa_for(cubin.arch.name), kernel.words, counts)
+    assert counts.instructions == 208
+    # ISETP.NE.U32.AND P0 at 0x100 and @!P0 BRA at 0x120 are 13 issue cycles apart.
+    assert counts.pairs["ISETP", "P", "*", "guard"][13] >= 1
+    table = latency_for("sm_90")
+    for pair, seen in counts.pairs.items():
+        assert min(seen) >= table.minimum(*pair), pair
