@@ -20,6 +20,8 @@ MATMUL = ROOT / "examples" / "cuda" / "trace" / "matmul_sm90.cubin"
 
 
 def test_the_documented_site_search_works_unchanged() -> None:
+    source = (DATA / "holders.cu").read_text().splitlines()
+    line = source.index("    p[i] = v + table[i & 3] + limits[n & 3];") + 1
     cubin = gw_binary.Cubin()
     cubin.fill(str(DATA / "holders_sm90.cubin"))
     cubin.parse()
@@ -29,14 +31,11 @@ def test_the_documented_site_search_works_unchanged() -> None:
     assert isize == 16
     candidates = [
         index for index in range(len(kernel_def.list_instructions))
-        if (kernel_def.map_address_to_line.get(index * isize) or (None, None))[1] == 28
+        if (kernel_def.map_address_to_line.get(index * isize) or (None, None))[1] == line
     ]  # fmt: skip
     texts = [instruction.str(flatten=True) for instruction in kernel_def.list_instructions]
     assert candidates
-    assert any(
-        "R2UR" in texts[i] or "RED" in texts[i] or "ATOM" in texts[i] or "BRA" not in texts[i]
-        for i in candidates
-    )
+    assert any("STG" in texts[i] for i in candidates) and not any("EXIT" in texts[i] for i in candidates)
     assert texts[0] == "LDC R1, c[0x0][0x28]"
     assert kernel_def.parse_cfg() is None and kernel_def.cfg.instruction_size == 16
 
@@ -197,6 +196,31 @@ def test_a_failed_dump_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(CubinError, match="No space left"):
         load("holders_sm90.cubin").dump(target)
     assert target.read_bytes() == b"old" and len(list(tmp_path.iterdir())) == 1
+
+
+def test_basic_blocks() -> None:
+    kernel = load("holders_sm90.cubin").get_kerneldef_by_name("swap")
+    assert kernel.cfg is None
+    kernel.parse_cfg()
+    cfg = kernel.cfg
+    assert cfg is not None and cfg.nb_basic_blocks == len(cfg.basic_blocks) >= 2
+    size = cfg.instruction_size
+    assert sum(block.nb_instructions for block in cfg.basic_blocks) == len(kernel.words)
+    assert [cfg.get_basic_block_by_id(b.id) for b in cfg.basic_blocks] == list(cfg.basic_blocks)
+    for block in cfg.basic_blocks:
+        assert cfg.get_basic_block_by_pc(block.base_pc) == cfg.get_basic_block_by_pc(block.end_pc) == block
+        assert block.instruction_strs == list(kernel.texts[block.base_pc // size : block.end_pc // size + 1])
+        for other, source, reached in block.successors:
+            assert source == block.end_pc and cfg.basic_blocks[other].base_pc == reached
+            assert (block.id, source, reached) in cfg.basic_blocks[other].predecessors
+    exit_at = next(16 * i for i, text in enumerate(kernel.texts) if text == "EXIT")
+    ending = cfg.get_basic_block_by_pc(exit_at)
+    assert ending is not None and ending.end_pc == exit_at and ending.successors == ()
+    # The branch to itself behind the code.
+    loop = cfg.get_basic_block_by_pc(exit_at + 16)
+    assert loop is not None and loop.successors[0] == (loop.id, loop.end_pc, loop.base_pc)
+    assert cfg.get_basic_block_by_id(99) is None and cfg.get_basic_block_by_pc(16 * len(kernel.words)) is None
+    assert cfg.serialize()["instruction_size"] == 16
 
 
 def test_inserting_and_deleting_instructions() -> None:

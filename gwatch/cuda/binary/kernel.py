@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from gwatch.cuda.binary import nvinfo
 from gwatch.cuda.binary.elf import STO_CUDA_ENTRY, STT_FUNC, Elf, Relocation, Section, Symbol
+from gwatch.cuda.binary.graph import CFG
 from gwatch.cuda.binary.instruction import INSTRUCTION_SIZE, Instruction
 from gwatch.cuda.binary.nvinfo import Attr, Attribute, Parameter
 from gwatch.errors import CubinError, SiteError
@@ -24,7 +25,6 @@ from gwatch.sass.arch import Arch
 
 if TYPE_CHECKING:
     from gwatch.cuda.binary.lines import Call, LineTable
-    from gwatch.sass.cfg import Cfg
 
 
 class Instructions(Sequence[Instruction]):
@@ -63,7 +63,7 @@ class KernelDef:
         self.name = symbol.name
         self.section_index = symbol.section
         self.is_entry = bool(symbol.other & STO_CUDA_ENTRY)
-        self._cfg: Cfg | None = None
+        self._cfg: CFG | None = None
 
     def __repr__(self) -> str:
         return f"KernelDef({self.name!r}, {len(self.words)} instructions, {self.arch.name})"
@@ -155,15 +155,12 @@ class KernelDef:
     # control flow -------------------------------------------------------------------------------------------
 
     def parse_cfg(self) -> None:
-        """Build :attr:`cfg`; calling it again does nothing."""
+        """Provide :attr:`cfg`; calling it again does nothing."""
         if self._cfg is None:
-            from gwatch.sass.cfg import build_cfg
-            from gwatch.sass.isa import isa_for
-
-            self._cfg = build_cfg(isa_for(self.arch), self.words, self.entry_indices)
+            self._cfg = CFG(self)
 
     @property
-    def cfg(self) -> Cfg | None:
+    def cfg(self) -> CFG | None:
         """The control-flow graph, None before :meth:`parse_cfg`."""
         return self._cfg
 
