@@ -2,8 +2,9 @@
 
 ``PLACE[@first|@last|@all][,OPTION…]`` where PLACE is
 
-* ``12``: an instruction index; ``0x110``: a pc (a multiple of the instruction size);
-* ``line:matmul.cu:29`` or ``line:29``: the instructions of a source line (``-lineinfo`` or ``-G``);
+* ``12``: an instruction index; ``0x110``: a pc (a multiple of the instruction size); * ``line:matmul.cu:29``
+or ``line:29``: the instructions of a source line (``-lineinfo`` or ``-G``), those of functions
+  inlined there included;
 * ``op:BAR.SYNC``: the instructions whose opcode is that, or that with more modifiers;
 
 and OPTION is ``reg=R8``, ``reg=R8:64``, ``reg=UR4``, ``smid``, ``activemask``, ``ns``, ``ns:64`` (the value),
@@ -150,7 +151,7 @@ def _of_line(kernel: KernelDef, spec: SiteSpec, rest: str) -> list[int]:
         raise SiteError(
             "site-syntax", f"site {spec.text!r}: {digits!r} is no line number", "write line:FILE:N"
         )
-    lines = kernel.map_line_to_addresses
+    lines = _lines(kernel)
     if not lines:
         raise SiteError("site-none", f"{kernel.name} has no line information", "compile with -lineinfo")
     line = int(digits)
@@ -178,6 +179,15 @@ def _of_line(kernel: KernelDef, spec: SiteSpec, rest: str) -> list[int]:
         )
     size = kernel.arch.instruction_size
     return [address // size for address in lines[with_line[0], line]]
+
+
+def _lines(kernel: KernelDef) -> dict[tuple[str, int], list[int]]:
+    """(file, line) -> addresses: each instruction under its own line and under those it was inlined into."""
+    found = {place: set(addresses) for place, addresses in kernel.map_line_to_addresses.items()}
+    for address, calls in kernel.inlined_at.items():
+        for call in calls:
+            found.setdefault((call.file, call.line), set()).add(address)
+    return {place: sorted(addresses) for place, addresses in found.items()}
 
 
 def _of_opcode(kernel: KernelDef, spec: SiteSpec, wanted: str) -> list[int]:

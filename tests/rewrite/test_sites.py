@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gwatch.cuda.binary.lines import Call
 from gwatch.errors import SiteError
 from gwatch.rewrite.sites import parse_excluded, resolve_site
 from gwatch.rewrite.trace import SassTraceSite
@@ -39,6 +40,7 @@ def kernel(lines: bool = True) -> Any:
         texts=TEXTS,
         text=lambda i: TEXTS[i],
         map_line_to_addresses=rows if lines else {},
+        inlined_at={0x20: (Call("/src/a/util.h", 70, "f"), Call("/src/matmul.cu", 30, "g"))} if lines else {},
     )
 
 
@@ -60,7 +62,8 @@ def kernel(lines: bool = True) -> Any:
             "line:/src/matmul.cu:29@all,warp",
             [SassTraceSite(4, warp_level=True), SassTraceSite(5, warp_level=True)],
         ),
-        ("line:matmul.cu:30", [SassTraceSite(6)]),
+        ("line:matmul.cu:30@all", [SassTraceSite(2), SassTraceSite(6)]),
+        ("line:a/util.h:70", [SassTraceSite(2)]),
         ("line:a/util.h:7", [SassTraceSite(1)]),
         ("op:BAR.SYNC@all", [SassTraceSite(3), SassTraceSite(6)]),
         ("op:BAR.SYNC.DEFER_BLOCKING", [SassTraceSite(3)]),
