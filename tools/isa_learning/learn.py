@@ -72,7 +72,9 @@ class Learner:
                 state.samples.real.add(word)
             if len(state.samples.words) > known:
                 fresh += 1
-                state.stale = True
+                # A model that already says the right thing about the newcomer need not be fitted again.
+                if state.model is None or state.model.body(word, self.zero) != text:
+                    state.stale = True
         return fresh
 
     def feed_real(self, words: Iterable[int], per_shape: int = 12) -> None:
@@ -355,9 +357,18 @@ class Learner:
     def mark_relative(self) -> None:
         """Note which keys print a pc-relative target."""
         for state in self.states.values():
-            if state.model is not None:
-                state.model.relative = any(
-                    is_relative(t) for w in state.samples.words[:4] if (t := self.prober.cache.get(w)) is not None)
+            if state.model is None:
+                continue
+            with_target: list[set[str]] = []
+            without: list[set[str]] = []
+            for word, parts in zip(state.samples.words, state.samples.cuts, strict=True):
+                text = self.prober.cache.get(word)
+                (with_target if text and is_relative(text) else without).append(set(parts.opcode))
+            if with_target and without:
+                telling = set.intersection(*with_target) - set.union(*without)
+                state.model.relative = min(telling) if telling else None
+            elif with_target:
+                state.model.relative = ""
 
 
 def _features(parts: Cut) -> set[object]:

@@ -87,8 +87,7 @@ class Isa:
         target = None
         if core.offset is not None:
             target = pc + self.arch.instruction_size + core.offset
-            shown = f"{target & (1 << 64) - 1:#x}"
-            body = body[:len(body) - len(f"{core.offset:#x}")] + shown
+            body = body[:len(body) - len(f"{core.offset:#x}")] + f"{target:#x}"
         guard = (word >> GUARD_SHIFT & 7, bool(word >> GUARD_SHIFT + 3 & 1))
         text = body
         if guard != (7, False):
@@ -126,7 +125,7 @@ class Isa:
             raise DecodeError("word-unknown", f"word {plain:#034x} is not in the {self.table.name} table",
                               "nvdisasm may know it")
         offset = None
-        if key.relative and form.values and form.values[-1].kind == "I":
+        if key.is_relative(opcode.split(".")) and form.values and form.values[-1].kind == "I":
             place = form.values[-1].field_of(plain)
             offset = place.get(plain) if place is not None else None
         return _Core(key, form, body, opcode, self._effects(key, form, plain, opcode), offset)
@@ -206,11 +205,8 @@ class Isa:
         return cut, control
 
     def _relative(self, opcode: tuple[str, ...]) -> bool:
-        for number in self.table.mnemonics.get(opcode[0], ()):
-            key = self.table.key(number)
-            if key is not None and key.relative:
-                return opcode[0] not in ("CALL", "RET", "WARPSYNC") or "REL" in opcode or "COLLECTIVE" in opcode
-        return False
+        keys = (self.table.key(number) for number in self.table.mnemonics.get(opcode[0], ()))
+        return any(key is not None and key.is_relative(opcode) for key in keys)
 
     def _with_reuse(self, cut: lex.Cut, control: Control) -> Control:
         for plan in self.encoder.plans(cut):

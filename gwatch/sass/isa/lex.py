@@ -158,11 +158,11 @@ def fill(skeleton: str, attachments: tuple[str, ...], values: list[str], reuse: 
             out.append("]" + attachments[at])
             at += 1
         elif first.isupper():
-            mark = ".reuse" if index in reuse else ""
             post = attachments[at + 1]
-            if mark and post.endswith("|"):
-                post, mark = post[:-1] + mark + "|", ""
-            out.append(attachments[at] + values[index] + post + mark)
+            if index in reuse:  # stands behind the closing bar, else directly behind the register
+                bar = post.rfind("|") + 1
+                post = f"{post[:bar]}.reuse{post[bar:]}"
+            out.append(attachments[at] + values[index] + post)
             at += 2
             index += 1
         elif first.islower():

@@ -6,6 +6,7 @@ operand skeleton with, per attachment, a tree that chooses its text and, per val
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -175,14 +176,17 @@ class Form:
 
 @dataclass(slots=True)
 class Key:
-    """One 13-bit opcode. ``forms`` in the order of the labels of ``select``."""
+    """One 13-bit opcode. ``forms`` in the order of the labels of ``select``.
+
+    ``relative``: None, or the opcode word that says that the last number is a pc-relative target ("" = always).
+    """
 
     key: int
     opcode: list[Choice]
     select: Node
     forms: list[Form]
     uniform_guard: bool = False
-    relative: bool = False
+    relative: str | None = None
     extra: dict[str, Any] = field(default_factory=dict)
 
     def form_of(self, word: int) -> Form | None:
@@ -201,6 +205,10 @@ class Key:
                 words.append(text)
         return ".".join(words)
 
+    def is_relative(self, opcode: Sequence[str]) -> bool:
+        """Whether an instruction with these opcode words names a pc-relative target."""
+        return self.relative is not None and (not self.relative or self.relative in opcode)
+
     def body(self, word: int, zero: dict[str, int], reuse: tuple[int, ...] = ()) -> str | None:
         """Text without guard; pc-relative targets stay relative. None where the tables do not know."""
         opcode = self.opcode_text(word)
@@ -216,12 +224,12 @@ class Key:
         """JSON data without the forms."""
         return {"key": f"{self.key:04x}", "opcode": [c.to_json() for c in self.opcode],
                 "select": tree.to_json(self.select), "uniform_guard": int(self.uniform_guard),
-                "relative": int(self.relative), **self.extra}
+                "relative": self.relative, **self.extra}
 
     @classmethod
     def from_json(cls, data: Any, forms: list[Form]) -> Key:
         """Read what :meth:`to_json` wrote."""
         known = {"key", "opcode", "select", "uniform_guard", "relative"}
         return cls(int(data["key"], 16), [Choice.from_json(c) for c in data["opcode"]],
-                   tree.from_json(data["select"]), forms, bool(data["uniform_guard"]), bool(data["relative"]),
+                   tree.from_json(data["select"]), forms, bool(data["uniform_guard"]), data["relative"],
                    {k: v for k, v in data.items() if k not in known})

@@ -47,7 +47,8 @@ def tested_bits(node: Node) -> int:
         for child in node[2].values():
             mask |= tested_bits(child)
         return mask
-    return (1 << node[2]) - 1 << node[1] | tested_bits(node[3]) | tested_bits(node[4])
+    own: int = (1 << node[2]) - 1 << node[1]
+    return own | tested_bits(node[3]) | tested_bits(node[4])
 
 
 def paths(node: Node, label: int, mask: int = 0, value: int = 0) -> Iterator[tuple[int, int]]:

@@ -108,7 +108,8 @@ def field_values(place: Field, words: Words) -> npt.NDArray[np.int64]:
     if place.signed:
         left = np.uint64(64 - place.top)
         moved: npt.NDArray[np.int64] = (value << left).astype(np.int64)
-        return moved >> np.int64(64 - place.top)
+        moved >>= np.int64(64 - place.top)
+        return moved
     return value.astype(np.int64)
 
 
@@ -166,13 +167,24 @@ class Vectoriser:
                 if flag:
                     out.add(rows, file, np.full(len(rows), first, dtype=np.int64), 1, "implicit", write)
         out.complete[rows] = good
-        if key.relative and form.values and form.values[-1].kind == "I":
+        if key.relative is not None and form.values and form.values[-1].kind == "I":
             value = form.values[-1]
             which = labels(value.node, words)
+            which[~self._relative(key, words)] = UNKNOWN
             for label, place in enumerate(value.fields):
                 hit = which == label
                 out.relative[rows[hit]] = True
                 out.offset[rows[hit]] = field_values(place, words[hit])
+
+    def _relative(self, key: Key, words: Words) -> npt.NDArray[np.bool_]:
+        found = np.full(len(words), not key.relative)
+        if key.relative:
+            for choice in key.opcode:
+                which = labels(choice.node, words)
+                for label, text in enumerate(choice.labels):
+                    if key.relative in text.split("."):
+                        found |= which == label
+        return found
 
     def _rule(self, rule: Rule, value: Value, rows: Rows, words: Words, out: _Builder) -> npt.NDArray[np.bool_]:
         chosen = labels(rule.counts.node, words)
