@@ -197,7 +197,7 @@ def _relocated_symbols(elf: Elf, target: int) -> set[int]:
     return {e.symbol for table in elf.relocation_sections(target) for e in elf.relocations(table)}
 
 
-_R_64, _R_LOW, _R_HIGH = 2, 56, 57
+_R_64, _R_GENERIC_64, _R_LOW, _R_HIGH = 2, 4, 56, 57
 
 
 def bind_globals(image: bytes, addresses: dict[str, int]) -> bytes:
@@ -248,7 +248,7 @@ def _bind_table(elf: Elf, editor: Editor, table: Section, wanted: dict[int, int]
             kept += raw[position * size : (position + 1) * size]
             continue
         at = entry.offset
-        if entry.type == _R_64:
+        if entry.type in (_R_64, _R_GENERIC_64):
             old = int.from_bytes(data[at : at + 8], "little") if entry.addend is None else entry.addend
             value = wanted[entry.symbol] + old & (1 << 64) - 1
             data[at : at + 8] = value.to_bytes(8, "little")

@@ -11,9 +11,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from gwatch.cuda.binary.elf import Elf
 from gwatch.cuda.binary.instruction import INSTRUCTION_SIZE
 from gwatch.cuda.binary.kernel import KernelDef
-from gwatch.cuda.binary.relayout import TEXT_ALIGN, TextEdit, apply_edit
+from gwatch.cuda.binary.relayout import TEXT_ALIGN, TextEdit, apply_edit, check_supported
 from gwatch.errors import SiteError
 from gwatch.sass.isa import isa_for
 from gwatch.sass.motion import move_words
@@ -35,6 +36,7 @@ def edit_instructions(
     for index in [*inserted, *deleted]:
         if not 0 <= index <= count - (index in deleted):
             raise SiteError("site-range", f"{kernel.name}: index {index} is outside its {count} instructions")
+    check_supported(Elf(image), kernel.section_index)
     isa = isa_for(kernel.arch)
     relocated = frozenset(entry.offset // INSTRUCTION_SIZE for entry in kernel.relocations)
     moved = move_words(isa, kernel.words, inserted, deleted, kernel.entry_indices, relocated)

@@ -38,7 +38,7 @@ from gwatch.cuda.binary.layout import Editor
 from gwatch.cuda.binary.nvinfo import Attr
 from gwatch.errors import CubinError, UnsupportedError
 
-__all__ = ["TEXT_ALIGN", "Moved", "TextEdit", "apply_edit"]
+__all__ = ["TEXT_ALIGN", "Moved", "TextEdit", "apply_edit", "check_supported"]
 
 MAX_REGISTERS = 255
 _EXIT_OPCODE = 0x94D
@@ -64,12 +64,69 @@ def apply_edit(image: bytes, edit: TextEdit, moved: Moved | None = None) -> byte
     damage or impossible maps.
     """
     elf = Elf(image)
+    check_supported(elf, edit.section_index)
     mover = _Mover(elf, edit, moved or Moved())
-    mover.check()
     mover.move_all()
     result = mover.editor.write()
     mover.verify(Elf(result))
     return result
+
+
+def check_supported(elf: Elf, section_index: int) -> None:
+    """Raise by name what keeps the code of a section from being moved, before any work is done on it.
+
+    Raises what :func:`apply_edit` raises for the container; the maps and the new text are not looked at.
+    """
+    section = elf.section(section_index)
+    name = section.name.removeprefix(".text.")
+    if not (section.in_file and section.flags & SHF_EXECINSTR):
+        raise CubinError("code-section", f"section {section_index} ({section.name}) holds no code")
+    if elf.header.type != ET_EXEC:
+        raise UnsupportedError(
+            "relocatable-object", f"{name} is in a relocatable object",
+            "link it first (nvlink); gwatch changes loadable cubins",
+        )  # fmt: skip
+    for other in elf.sections:
+        if other.name.startswith((".nv.merc.", ".nv.capmerc.")):
+            raise UnsupportedError(
+                "mercury", f"the cubin carries a second form of its code ({other.name})",
+                "gwatch does not change the code of sm_100 and later cubins yet",
+            )  # fmt: skip
+        if other.name.startswith((".nv.uft", ".nv.udt")) and other.size:
+            raise UnsupportedError("function-table", f"the cubin has a unified function table ({other.name})")
+        if other.name.startswith(".nv_debug_info_reg"):
+            raise UnsupportedError(
+                "debug-registers", f"the cubin was compiled with -G (section {other.name})",
+                "rebuild with -lineinfo instead of -G",
+            )  # fmt: skip
+        if other.in_file and other.name.startswith(_DEBUG) and other.name not in _PLAIN_DEBUG:
+            raise UnsupportedError("debug-section", f"gwatch does not move code addresses in {other.name}")
+    _check_debug_info(elf)
+    nvinfo.check_movable(_attributes(elf, section_index), name)
+
+
+def _check_debug_info(elf: Elf) -> None:
+    """DWARF 2 and 3 hold code addresses as relocated words only; later versions also as plain lengths."""
+    section = elf.find(".debug_info")
+    content = elf.content(section) if section is not None else b""
+    at = 0
+    while at + 6 <= len(content):
+        length, version = struct.unpack_from("<IH", content, at)
+        if not 2 <= version <= 3:
+            raise UnsupportedError("debug-info", f"gwatch does not move code addresses in DWARF {version}")
+        at += 4 + length
+
+
+def _info_section(elf: Elf, section_index: int) -> Section | None:
+    for section in elf.sections:
+        if section.info == section_index and section.name.startswith(".nv.info."):
+            return section
+    return None
+
+
+def _attributes(elf: Elf, section_index: int) -> tuple[nvinfo.Attribute, ...]:
+    section = _info_section(elf, section_index)
+    return nvinfo.parse(elf.content(section), section.name) if section is not None else ()
 
 
 class _Mover:
@@ -77,68 +134,10 @@ class _Mover:
         self.elf, self.edit, self.moved = elf, edit, moved
         self.editor = Editor(elf)
         self.section = elf.section(edit.section_index)
-        if not (self.section.in_file and self.section.flags & SHF_EXECINSTR):
-            raise CubinError(
-                "code-section", f"section {edit.section_index} ({self.section.name}) holds no code"
-            )
         self.code = CodeMap(elf, edit)
+        self.attributes = _attributes(elf, edit.section_index)
         self.name = self.code.name
         self.debug = DebugMover(self.code, self.editor, moved)
-
-    # refusals -----------------------------------------------------------------------------------------------
-
-    def check(self) -> None:
-        elf = self.elf
-        if elf.header.type != ET_EXEC:
-            raise UnsupportedError(
-                "relocatable-object", f"{self.name} is in a relocatable object",
-                "link it first (nvlink); gwatch changes loadable cubins",
-            )  # fmt: skip
-        for section in elf.sections:
-            if section.name.startswith((".nv.merc.", ".nv.capmerc.")):
-                raise UnsupportedError(
-                    "mercury", f"the cubin carries a second form of its code ({section.name})",
-                    "gwatch does not change the code of sm_100 and later cubins yet",
-                )  # fmt: skip
-            if section.name.startswith((".nv.uft", ".nv.udt")) and section.size:
-                raise UnsupportedError(
-                    "function-table", f"the cubin has a unified function table ({section.name})"
-                )
-            if section.name.startswith(".nv_debug_info_reg"):
-                raise UnsupportedError(
-                    "debug-registers", f"the cubin was compiled with -G (section {section.name})",
-                    "rebuild with -lineinfo instead of -G",
-                )  # fmt: skip
-            if section.in_file and section.name.startswith(_DEBUG) and section.name not in _PLAIN_DEBUG:
-                raise UnsupportedError(
-                    "debug-section", f"gwatch does not move code addresses in {section.name}"
-                )
-        self._check_debug_info()
-        self.attributes = self._attributes()
-        nvinfo.check_movable(self.attributes, self.name)
-
-    def _check_debug_info(self) -> None:
-        """DWARF 2 and 3 hold code addresses as relocated words only; later versions also as plain lengths."""
-        section = self.elf.find(".debug_info")
-        content = self.elf.content(section) if section is not None else b""
-        at = 0
-        while at + 6 <= len(content):
-            length, version = struct.unpack_from("<IH", content, at)
-            if not 2 <= version <= 3:
-                raise UnsupportedError(
-                    "debug-info", f"gwatch does not move code addresses in DWARF {version}"
-                )
-            at += 4 + length
-
-    def _info_section(self) -> Section | None:
-        for section in self.elf.sections:
-            if section.info == self.section.index and section.name.startswith(".nv.info."):
-                return section
-        return None
-
-    def _attributes(self) -> tuple[nvinfo.Attribute, ...]:
-        section = self._info_section()
-        return nvinfo.parse(self.elf.content(section), section.name) if section is not None else ()
 
     # moving -------------------------------------------------------------------------------------------------
 
@@ -153,7 +152,7 @@ class _Mover:
             self._set_registers(self.edit.register_count)
 
     def _move_attributes(self) -> None:
-        section = self._info_section()
+        section = _info_section(self.elf, self.section.index)
         if section is None or not section.in_file:
             return
         fresh, counts = nvinfo.move(
@@ -320,7 +319,7 @@ class _Mover:
 
         Raises CubinError [relayout-check].
         """
-        section = self._info_section()
+        section = _info_section(self.elf, self.section.index)
         if section is None:
             return
         words = np.frombuffer(self.edit.text, dtype="<u8").reshape(-1, 2)[:, 0] & 0xFFF
