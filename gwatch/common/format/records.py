@@ -101,6 +101,25 @@ class Geometry:
         return max(1, -(-self.block_size // WARP))
 
 
+def ordering(*keys: NDArray[Any]) -> I64:
+    """Indices that sort by the keys, most significant first; costs one pass where they are sorted already."""
+    n = len(keys[0])
+    tied, rising = np.ones(max(0, n - 1), np.bool_), np.ones(max(0, n - 1), np.bool_)
+    for key in keys:
+        rising &= ~tied | (key[1:] >= key[:-1])
+        if not rising.all():
+            return np.lexsort(keys[::-1])
+        tied &= key[1:] == key[:-1]
+    return np.arange(n)
+
+
+def starts_of(values: NDArray[Any]) -> Bools:
+    """Where a sorted or grouped column begins a new value."""
+    first = np.ones(len(values), np.bool_)
+    first[1:] = values[1:] != values[:-1]
+    return first
+
+
 def triple(dim: Any, name: str) -> tuple[int, int, int]:
     """(x, y, z) of a launch dimension given as an int or 1 to 3 ints; missing ones are 1.
 
@@ -252,10 +271,12 @@ def build(site: I32, time: I64, value: U64, sequence: I64, smid: I32, warp: I64,
     # Warp rows of a warp sort before its threads' rows.
     row_key = warp * (WARP + 1) + np.where(is_warp, 0, lane.astype(np.int64) + 1)
     # A lane's own numbers order its records; lanes that take turns for their warp share only the clock.
-    turns = ordered & is_warp & _several_lanes(row_key, lane)
-    order = np.lexsort((sequence, np.where(turns | (not ordered), time, sequence), row_key))
-    keys, row = np.unique(row_key[order], return_inverse=True)
-    row = row.reshape(-1).astype(np.int64)
+    turns = ordered & is_warp
+    if turns.any():
+        turns &= _several_lanes(row_key, lane)
+    order = ordering(row_key, np.where(turns | (not ordered), time, sequence), sequence)
+    first = starts_of(row_key[order])
+    keys, row = row_key[order][first], np.cumsum(first) - 1
     rows = _rows(keys, geometry)
     gap, tail, lost = _row_losses(order, row, len(keys), ring, time, is_warp, before, after)
     row_smid = np.full(len(keys), -1, np.int32)
@@ -268,11 +289,9 @@ def build(site: I32, time: I64, value: U64, sequence: I64, smid: I32, warp: I64,
 
 def _several_lanes(row_key: I64, lane: I32) -> Bools:
     """Per record: does its row hold records of more than one lane?"""
-    if len(row_key) == 0:
-        return np.zeros(0, np.bool_)
-    order = np.argsort(row_key, kind="stable")
+    order = ordering(row_key)
     keys, lanes = row_key[order], lane[order]
-    first = np.r_[True, keys[1:] != keys[:-1]]
+    first = starts_of(keys)
     starts = np.flatnonzero(first)
     mixed = np.minimum.reduceat(lanes, starts) != np.maximum.reduceat(lanes, starts)
     result = np.empty(len(keys), np.bool_)
@@ -308,9 +327,9 @@ def _ring_losses(ring: I64, sequence: I64,
     before, after = np.zeros(n, np.int64), np.zeros(n, np.int64)
     if n == 0:
         return before, after
-    order = np.lexsort((sequence, ring))
+    order = ordering(ring, sequence)
     r, s = ring[order], sequence[order]
-    first = np.r_[True, r[1:] != r[:-1]]
+    first = starts_of(r)
     hole = np.empty(n, np.int64)
     hole[0] = s[0]
     hole[1:] = np.where(first[1:], s[1:], s[1:] - s[:-1] - 1)

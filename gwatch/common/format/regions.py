@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from gwatch.common.format.records import I32, I64, Bools, Trace
+from gwatch.common.format.records import I32, I64, Bools, Trace, ordering
 from gwatch.errors import SiteError
 
 PAIRINGS = ("nested", "fifo")
@@ -60,7 +60,7 @@ class PairCounts:
 
 @dataclass(frozen=True, slots=True)
 class Intervals:
-    """M intervals ordered by (row, start, longest first)."""
+    """M intervals ordered by row and start; those that begin at one record, longest first."""
 
     row: I64
     region: I32
@@ -120,11 +120,19 @@ def pair(trace: Trace, regions: tuple[Region, ...]) -> tuple[Intervals, tuple[Pa
     which = np.repeat(np.arange(len(paired), dtype=np.int32), [len(p[0]) for p in paired])
     row, start = trace.row[opened], trace.time[opened]
     end = np.maximum(start, trace.time[closed])
-    order = np.lexsort((which, -end, start, row))
+    # Records are ordered by row and time: sorting by the entry's place merges the regions' sorted lists.
+    order = np.argsort(opened, kind="stable")
+    if (np.diff(opened[order]) == 0).any() or _falls(row[order], start[order]):
+        order = np.lexsort((which, -end, start, row))
     row, start, end = row[order], start[order], end[order]
     depth = _depths(row, start, end)
     return (Intervals(row, which[order], start, end, depth, opened[order], closed[order]),
             tuple(p[2] for p in paired))
+
+
+def _falls(row: I64, time: I64) -> bool:
+    """Does a time within a row lie before the one ahead of it?"""
+    return bool(((row[1:] == row[:-1]) & (time[1:] < time[:-1])).any())
 
 
 def _joined(parts: list[I64]) -> I64:
@@ -164,16 +172,10 @@ def _pair_one(trace: Trace, region: Region, losses: _Losses) -> tuple[I64, I64, 
     if loose.any():
         chosen = chosen[_alternate(group, trace.time[chosen], enters[chosen], loose)]
     is_open = enters[chosen]
-    depth, orphan = _depth_after(group, np.where(is_open, 1, -1))
-    # Entry and leave of one pair get the same key: their nesting level, or their rank among their kind.
-    key = depth + ~is_open if region.pairing == "nested" else _ranks(group, is_open, ~orphan)
-    valid = np.flatnonzero(~orphan)
-    order = valid[np.lexsort((valid, key[valid], group[valid]))]
-    a, b = order[:-1], order[1:]
-    match = is_open[a] & ~is_open[b] & (group[a] == group[b]) & (key[a] == key[b])
-    opened, closed = chosen[a[match]], chosen[b[match]]
+    a, b = _partners(group, is_open, region.pairing)
+    opened, closed = chosen[a], chosen[b]
     alone = np.ones(len(chosen), np.bool_)
-    alone[a[match]] = alone[b[match]] = False
+    alone[a] = alone[b] = False
     n_open, n = int(is_open.sum()), len(opened)
     explained = np.where(is_open, losses.after[chosen], losses.before[chosen])
     change = row[1:] != row[:-1]
@@ -181,8 +183,25 @@ def _pair_one(trace: Trace, region: Region, losses: _Losses) -> tuple[I64, I64, 
     counts = PairCounts(n_open, len(chosen) - n_open, n, n_open - n, len(chosen) - n_open - n,
                         int((alone & explained).sum()), int(edge.sum()),
                         int((trace.time[closed] < trace.time[opened]).sum()),
-                        len(np.unique(trace.row[opened])))
+                        int(np.count_nonzero(np.bincount(trace.row[opened]))))
     return opened, closed, counts
+
+
+def _partners(group: I64, is_open: Bools, pairing: str) -> tuple[I64, I64]:
+    """Places of the entries and of their leaves among the boundaries of one region."""
+    together = group[1:] == group[:-1]
+    if not (together & (is_open[1:] == is_open[:-1])).any():
+        # Entries and leaves alternate, as they do without recursion and losses: neighbours are partners.
+        place = np.flatnonzero(together & is_open[:-1])
+        return place, place + 1
+    depth, orphan = _depth_after(group, np.where(is_open, 1, -1))
+    # Entry and leave of one pair get the same key: their nesting level, or their rank among their kind.
+    key = depth + ~is_open if pairing == "nested" else _ranks(group, is_open, ~orphan)
+    valid = np.flatnonzero(~orphan)
+    order = valid[ordering(group[valid], key[valid])]
+    a, b = order[:-1], order[1:]
+    match = is_open[a] & ~is_open[b] & (group[a] == group[b]) & (key[a] == key[b])
+    return a[match], b[match]
 
 
 def _depth_after(group: I64, step: I64) -> tuple[I64, Bools]:
@@ -231,10 +250,10 @@ def _alternate(group: I64, time: I64, is_open: Bools, loose: Bools) -> I64:
 
 
 def _depths(row: I64, start: I64, end: I64) -> I32:
-    """How many intervals of the row that began earlier are still open at each start."""
+    """How many intervals of the row that come earlier in the order are still open at each start."""
     n = len(row)
-    if n == 0:
-        return np.zeros(0, np.int32)
+    if n == 0 or bool(((row[1:] != row[:-1]) | (start[1:] >= end[:-1])).all()):
+        return np.zeros(n, np.int32)
     low, high = int(start.min()), int(end.max())
     if (int(row.max()) + 1) * (high - low + 1) < 1 << 62:
         scale, a, b = high - low + 1, start - low, end - low

@@ -158,7 +158,7 @@ def analyse(run: Run) -> dict[str, Any]:
         "record_granularity": run.granularity,
         "n_records": len(trace),
         "n_rows": len(rows),
-        "n_threads": len(np.unique(intervals.row)),
+        "n_threads": int(np.count_nonzero(np.bincount(intervals.row))),
         "n_scopes": len(run.labels),
         "scope_labels": run.labels,
         "grid_dim": list(geometry.grid),
