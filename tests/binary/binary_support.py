@@ -11,6 +11,8 @@ from gwatch.cuda.binary import Cubin, KernelDef
 from gwatch.cuda.binary.relayout import Moved, TextEdit, apply_edit
 
 DATA = Path(__file__).resolve().parent / "data"
+NOP = [0x7918, 0x000FC00000000000]
+"""NOP, the same word on sm_75 to sm_121."""
 HOLDERS = ("holders_sm75.cubin", "holders_sm90.cubin")
 
 
@@ -35,11 +37,10 @@ class Edited:
 def insert(
     cubin: Cubin, name: str, sites: set[int], count: int = 3, twin: bool = False, registers: int | None = None
 ) -> Edited:
-    """Insert ``count`` copies of the section's last word (padding) before each site; optionally append a
-    twin."""
+    """Insert ``count`` NOPs before each site; optionally append a twin."""
     kernel = cubin.get_kerneldef_by_name(name)
     words = kernel.words.tolist()
-    filler = words[-1]
+    filler = NOP
     new: list[list[int]] = []
     target, place = [], []
     for index, word in enumerate(words):

@@ -6,6 +6,7 @@ container.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from gwatch.cuda.binary.lines import start_addresses
 from gwatch.cuda.binary.nvinfo import Attr, Attribute
 from gwatch.cuda.binary.relayout import TextEdit, apply_edit
 from gwatch.errors import CubinError, GWatchError, UnsupportedError
+from gwatch.sass import nvdisasm
 
 EXIT, BRA = 0x94D, 0x947
 
@@ -334,6 +336,12 @@ def test_an_unknown_debug_section_is_refused() -> None:
     _refused(Cubin.from_bytes(editor.write()), "reach", "debug-section")
 
 
+def test_newer_debug_information_is_refused() -> None:
+    editor = Editor(load("holders_sm90.cubin").elf)
+    editor.append_section(".debug_info", b"\x07\0\0\0\x04\0" + bytes(5), kind=1, flags=0, align=1)
+    _refused(Cubin.from_bytes(editor.write()), "reach", "debug-info")
+
+
 def test_an_attribute_that_names_no_instruction_is_refused() -> None:
     cubin = load("holders_sm90.cubin")
     kernel = cubin.get_kerneldef_by_name("reach")
@@ -378,6 +386,58 @@ def test_code_that_lost_its_exits_is_not_written() -> None:
     same = list(range(len(kernel.words)))
     with pytest.raises(CubinError, match=r"\[relayout-check\]"):
         apply_edit(cubin.data, _edit(cubin, text[16:] + text[:16], [*same, len(same)], same))
+
+
+# by another road ----------------------------------------------------------------------------------------------
+
+_HEADER = re.compile(r"\.text\.(\S+):")
+_INSTRUCTION = re.compile(r"\s*/\*[0-9a-f]+\*/\s+(.*)")
+
+
+def _listing(image: bytes, name: str) -> list[str]:
+    """Labels, line comments and instructions of one section as nvdisasm -gi prints them, addresses left out."""
+    lines: list[str] = []
+    inside = False
+    for line in nvdisasm.disassemble_cubin(image, "-gi", "-c").splitlines():
+        if match := _HEADER.match(line):
+            inside = match[1] == name
+        elif inside:
+            match = _INSTRUCTION.match(line)
+            lines.append(match[1] if match else line.strip())
+    return [
+        line
+        for line in lines
+        if line and not line.startswith((".section", ".align", ".sectionflags", "//-----"))
+    ]
+
+
+@pytest.mark.parametrize("name", ["reach", "speak", "swap", "halves"])
+@pytest.mark.parametrize("file", HOLDERS)
+def test_nvdisasm_reads_a_shifted_kernel_as_the_same_code(file: str, name: str) -> None:
+    """Words inserted before everything leave all distances alone: the listing must stay the same."""
+    cubin = load(file)
+    before = _listing(cubin.data, name)
+    after = _listing(insert(cubin, name, {0}, count=8).cubin.data, name)
+    assert all(line.startswith("NOP") for line in after[:8])
+    assert _renumbered(after[8:]) == _renumbered(before)
+    assert sum(line.startswith("//##") for line in before) > 3
+    assert any(line.startswith(".L_x_") for line in before)
+
+
+def _renumbered(lines: list[str]) -> list[str]:
+    """Labels numbered as they appear. A function's return names the kernel's start, which the raw words still do."""
+    names: dict[str, str] = {}
+    kept = [re.sub(r"`\(\.L_x_\d+\)", "start", line) if line.startswith("RET") else line for line in lines]
+    kept = kept[1:] if kept[0].startswith(".L_x_") else kept
+    return [
+        re.sub(
+            r"\.L_x_\d+",
+            lambda m: names.setdefault(m[0], f"label {len(names)}"),
+            re.sub(r"`\(reach\)|`\(speak\)", "start", line),
+        )
+        for line in kept
+        if not line.startswith(".size")
+    ]
 
 
 # deletion ---------------------------------------------------------------------------------------------------
