@@ -3,7 +3,7 @@
 
     python tools/isa_golden.py sm_90a [-o tests/golden/isa_sm90.txt]
 
-A line is ``word | text | reads | writes``. The text is nvdisasm's, reads and writes are nvdisasm's life ranges
+A line is ``word ; text ; reads ; writes``. The text is nvdisasm's, reads and writes are nvdisasm's life ranges
 (``-plr``, which need ptxas for a cubin to put the words in) wherever it prints them; where gwatch and nvdisasm disagree
 nothing is written and the differences are listed.
 """
@@ -56,7 +56,7 @@ def line(word: int, decoded: Decoded) -> str:
     effects = decoded.effects
     reads = " ".join(map(str, effects.reads)) if effects.complete else "?"
     writes = " ".join(map(str, effects.writes)) if effects.complete else "?"
-    return f"{word:032x} | {decoded.text} | {reads} | {writes}"
+    return f"{word:032x} ; {decoded.text} ; {reads} ; {writes}"
 
 
 def main() -> int:
@@ -69,7 +69,7 @@ def main() -> int:
     isa = isa_for(arch)
     control = Control().to_bits()
     words: set[int] = set()
-    for number in isa.table.keys():
+    for number in isa.table.numbers():
         key = isa.table.key(number)
         assert key is not None
         for form in key.forms:
@@ -102,7 +102,7 @@ def main() -> int:
         print(f"{len(problems)} of {len(ordered)} shapes disagree with nvdisasm; nothing written", file=sys.stderr)
         return 1
     output = options.output or ROOT / "tests" / "golden" / f"isa_{arch.table.replace('_', '')}.txt"
-    header = f"# {arch.table}: word | text | reads | writes. Written by tools/isa_golden.py.\n"
+    header = f"# {arch.table}: word ; text ; reads ; writes. Written by tools/isa_golden.py.\n"
     output.write_text(header + "\n".join(lines) + "\n", encoding="utf-8")
     print(f"{output}: {len(lines)} lines")
     return 0

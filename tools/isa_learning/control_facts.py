@@ -7,9 +7,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from isa_learning.corpus import text_words
+
 from gwatch.sass.isa.effects import BRANCHES
 from gwatch.sass.isa.model import Key, key_of
-from isa_learning.corpus import text_words
 
 NONE = 7
 

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from elftools.elf.elffile import ELFFile
-
 from isa_learning.probe import CONTROL_MASK
 
 
-def cubins(folders: Sequence[Path], number: int, exclude: Sequence[str] = (), include: Sequence[str] = ()) -> list[Path]:
+def cubins(folders: Sequence[Path], number: int, exclude: Sequence[str] = (),
+           include: Sequence[str] = ()) -> list[Path]:
     """Cubins of SM ``number`` (any suffix) in ``folders``; the architecture leads the file name (``sm_90a-…``)."""
     pattern = re.compile(rf"sm_?{number}[af]?-")
     found = [p for folder in folders for p in sorted(folder.glob("*.cubin")) if pattern.match(p.name)]

@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-
-from gwatch.errors import EncodeError
-from gwatch.sass.isa import tree
-from gwatch.sass.isa.effects import BRANCHES, FILES, REGISTER_TARGET, guess, positions
-from gwatch.sass.isa.model import Choice, Form, Key, Rule
 from isa_learning.control_facts import ASYNC
 from isa_learning.fit import bit_matrix
 from isa_learning.grow import Grower
 from isa_learning.learn import Learner, State, probing_word
 from isa_learning.ranges import Holder, Marks
+
+from gwatch.errors import EncodeError
+from gwatch.sass.isa import tree
+from gwatch.sass.isa.effects import BRANCHES, FILES, REGISTER_TARGET, guess, positions
+from gwatch.sass.isa.model import Choice, Form, Key, Rule
 
 PER_FORM = 40
 _SPREAD = {"R": (96, (16, 32, 48, 64, 80)), "U": (48, (8, 16, 24, 32, 40)), "P": (0, (1, 2, 3, 4, 5)),
@@ -176,7 +176,8 @@ def _rules(model: Key, form: Form, seen: Sequence[tuple[_Case, Marks]], counts: 
     proved = True
     for n, value in enumerate(form.values):
         if value.kind == "B":
-            rules.append(Rule(n, "barrier", Choice(["0,1" if places[n].low_bits[:1] == [REGISTER_TARGET] else "1,0"], 0)))
+            written = places[n].low_bits[:1] == [REGISTER_TARGET]
+            rules.append(Rule(n, "barrier", Choice(["0,1" if written else "1,0"], 0)))
             continue
         if value.kind not in FILES:
             continue

@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Iterator
 
-from gwatch.sass.isa.model import key_of
 from isa_learning.probe import CONTROL_MASK, PROBE_CONTROL
+
+from gwatch.sass.isa.model import key_of
 
 KEYS = 1 << 13
 _PT = 7

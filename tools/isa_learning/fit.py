@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
+from isa_learning.grow import Grower
+from isa_learning.order import Slots, arrange
 
 from gwatch.sass.isa import values
 from gwatch.sass.isa.lex import Cut, cut, pieces
 from gwatch.sass.isa.model import Choice, Form, Key, Value
 from gwatch.sass.isa.tree import Node
-from isa_learning.grow import Grower
-from isa_learning.order import Slots, arrange
 
 FIRST_BIT, LAST_BIT = 16, 104
 PROBED_BITS = [b for b in range(FIRST_BIT, LAST_BIT + 1) if b != 91]
@@ -388,10 +388,10 @@ def _merge(theories: list[tuple[str, dict[int, int], int]], name: str, local: di
         if other == name and all(known.get(b, d) == d for b, d in local.items()):
             new = {b: d for b, d in local.items() if b not in known}
             merged = {**known, **local}
-            if base == const or any(d for d in new.values()):
-                if _field(name, {b: d for b, d in merged.items() if d}, 0) is not None:
-                    known.update(new)
-                    return
+            agree = base == const or any(new.values())
+            if agree and _field(name, {b: d for b, d in merged.items() if d}, 0) is not None:
+                known.update(new)
+                return
     theories.append((name, dict(local), const))
 
 

@@ -7,12 +7,13 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from isa_learning.fit import PROBED_BITS, Fitter, Samples
+from isa_learning.probe import CONTROL_MASK, PROBE_CONTROL, Prober, is_relative
+
 from gwatch.errors import GWatchError
 from gwatch.sass.isa import tree
 from gwatch.sass.isa.lex import Cut, cut
 from gwatch.sass.isa.model import Choice, Key, key_of
-from isa_learning.fit import PROBED_BITS, Fitter, Samples
-from isa_learning.probe import CONTROL_MASK, PROBE_CONTROL, Prober, is_relative
 
 GUARD = 7 << 12
 Log = Callable[[str], None]

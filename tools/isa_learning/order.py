@@ -92,7 +92,7 @@ def arrange(opcodes: Sequence[Words], pairs: Sequence[tuple[int, int, int]]) -> 
                 if parent[a] != parent[b]:
                     edges[parent[a]].add(parent[b])
         todo = set(parent.values())
-        incoming = {n: 0 for n in todo}
+        incoming = dict.fromkeys(todo, 0)
         for outs in edges.values():
             for n in outs:
                 incoming[n] += 1
@@ -129,5 +129,5 @@ def arrange(opcodes: Sequence[Words], pairs: Sequence[tuple[int, int, int]]) -> 
     slots = Slots({n: rank[p] for n, p in parent.items()}, len(final))
     for opcode in distinct:
         if ".".join(t for n in range(slots.count) if (t := slots.text(opcode, n))) != ".".join(opcode):
-            return Slots({n: 0 for n in names}, 1)
+            return Slots(dict.fromkeys(names, 0), 1)
     return slots

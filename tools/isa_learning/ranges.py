@@ -12,14 +12,14 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from elftools.elf.elffile import ELFFile
+from isa_learning.probe import CONTROL_MASK
 
 from gwatch.errors import ToolError
 from gwatch.sass.nvdisasm import disassemble_cubin
-from isa_learning.probe import CONTROL_MASK
 
 COPIES = 3000
 FILES = {"GPR": "R", "PRED": "P", "UGPR": "UR", "UPRED": "UP"}
@@ -28,19 +28,14 @@ _CONTROL = 0x7F1 << 105
 Marks = dict[tuple[str, int], str]
 
 
-@dataclass
-class _Columns:
-    spans: list[tuple[str, int, int, int]]
-
-
 class Holder:
     """A cubin of one architecture with room for ``size`` instruction words in one straight kernel."""
 
     def __init__(self, arch: str, exit_word: int, nop_word: int) -> None:
         ptxas = shutil.which("ptxas")
         if ptxas is None:
-            raise ToolError("ptxas-missing", "reads and writes are learned with a cubin made by ptxas; it is not in PATH",
-                            "install the CUDA toolkit, or learn without --effects")
+            raise ToolError("ptxas-missing", "reads and writes are learned with a cubin made by ptxas, which is not "
+                            "in PATH", "install the CUDA toolkit, or learn with --no-effects")
         body = "mov.u32 %r1, %clock; xor.b32 %r2, %r2, %r1;\n" * COPIES
         source = (f".version 8.0\n.target {arch}\n.address_size 64\n.visible .entry k(.param .u64 p) {{\n"
                   ".reg .b32 %r<3>; .reg .b64 %rd<3>;\nld.param.u64 %rd1,[p]; mov.u32 %r2, 0;\n"
@@ -102,7 +97,7 @@ class Holder:
 
 def _columns(table: str, names: list[tuple[int, str]], edges: list[int]) -> list[tuple[str, int, int, int]]:
     columns = []
-    for left, right in zip(edges, edges[1:], strict=False):
+    for left, right in pairwise(edges):
         name = next((n for at, n in names if left < at < right), None)
         if name not in FILES:
             continue

@@ -9,8 +9,8 @@ from gwatch.sass.isa import lex
 from gwatch.sass.isa.model import Form
 
 FILES = {"R": "R", "U": "UR", "P": "P", "Q": "UP", "B": "B"}
-BRANCHES = frozenset({"BRA", "BRX", "BRXU", "JMP", "JMX", "JMXU", "CALL", "RET", "EXIT", "BSYNC", "BREAK", "KILL", "RTT",
-                      "BPT", "WARPSYNC", "YIELD", "BSSY", "RPCMOV", "LEPC", "ULEPC"})
+BRANCHES = frozenset({"BRA", "BRX", "BRXU", "JMP", "JMX", "JMXU", "CALL", "RET", "EXIT", "BSYNC", "BREAK", "KILL",
+                      "RTT", "BPT", "WARPSYNC", "YIELD", "BSSY", "RPCMOV", "LEPC", "ULEPC"})
 PREDICATE_TARGETS = (81, 84)
 REGISTER_TARGET = 16
 
@@ -19,7 +19,8 @@ REGISTER_TARGET = 16
 class RegUse:
     """``count`` consecutive registers of ``file`` (R, UR, P, UP, B) from ``first``, in a ``role``.
 
-    Roles: data, address, descriptor, predicate, guard, barrier, implicit (no operand names it). Zero registers and PT never appear.
+    Roles: data, address, descriptor, predicate, guard, barrier, implicit (no operand
+    names it). Zero registers and PT never appear.
     """
 
     file: str
@@ -112,17 +113,15 @@ def guess(opcode: Sequence[str], form: Form, attachments: Sequence[str]) -> list
         write = low == REGISTER_TARGET and not place.bank
         role = "descriptor" if place.bank == "desc" else "address" if place.bank else "data"
         count = 1
-        if opcode[0] in ("RET", "BRX", "CALL", "LEPC") and place.kind == "R":
-            count = 2
-        elif place.bank == "desc" or ".64" in posts[n]:
+        code_address = opcode[0] in ("RET", "BRX", "CALL", "LEPC") and place.kind == "R"
+        wide = "WIDE" in opcode and (write or low == 64) and place.kind in "RU"
+        if code_address or place.bank == "desc" or ".64" in posts[n]:
             count = 2
         elif not place.bank and (memory or opcode[0] in ("LDC", "ULDC", "CS2R", "CS2UR")):
             count = width
             if opcode[0] == "CS2R":
                 count = 1 if "32" in opcode else 2
-        elif "WIDE" in opcode and (write or low == 64) and place.kind in "RU":
-            count = 2
-        elif opcode[0] in _PAIRS and place.kind == "R":
+        elif wide or (opcode[0] in _PAIRS and place.kind == "R"):
             count = 2
         out.append((n, write, role, count))
     return out

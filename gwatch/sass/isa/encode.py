@@ -86,9 +86,8 @@ class Encoder:
                 key = self.table.key(number)
                 assert key is not None
                 for form in key.forms:
-                    if form.skeleton != cut.skeleton or [v.kind for v in form.values] != [k for k, _ in cut.values]:
-                        if form.skeleton != cut.skeleton:
-                            continue
+                    if form.skeleton != cut.skeleton:
+                        continue
                     bases = self.shapes(key, form).get((cut.opcode, cut.attachments))
                     if bases:
                         plans.append(Plan(key, form, bases, True))
@@ -114,21 +113,24 @@ class Encoder:
         return known
 
     def _try(self, plan: Plan, cut: Cut, body: str) -> list[int]:
-        words = []
+        words: list[int] = []
         last: EncodeError | None = None
+        others: list[str] = []
         for base in plan.bases:
             try:
                 candidates = list(self._filled(plan, base, cut))
             except EncodeError as error:
                 last = error
                 continue
-            good = [w for w in candidates if plan.key.body(w, self.zero) == body]
+            texts = [(w, plan.key.body(w, self.zero)) for w in candidates]
+            good = [w for w, text in texts if text == body]
+            others += [text for _, text in texts if text is not None and text != body]
             words += good[:1]
             if good and not plan.compiled:
                 break
         if not words:
-            raise last or EncodeError("encode-unproved", f"{body!r} has no word that reads back as this text",
-                                      "the tables do not cover this combination of operands")
+            nearest = f"nearest: {others[0]}" if others else "the tables do not cover this combination of operands"
+            raise last or EncodeError("encode-unproved", f"no word reads back as {body!r}", nearest)
         return sorted(set(words))
 
     def _filled(self, plan: Plan, base: int, cut: Cut) -> Iterator[int]:
@@ -189,7 +191,7 @@ class Encoder:
         known = self.shapes(key, form) or {
             shape: words for other in key.forms for shape, words in self.shapes(key, other).items()}
         nearest = sorted(known.items(), key=lambda item: (-_likeness(item[0], cut), item[1][0]))
-        starts = [words[0] for _, words in nearest[:3]] or form.probes[:1] or [p for f in key.forms for p in f.probes][:1]
+        starts = [words[0] for _, words in nearest[:3]] or [p for f in (form, *key.forms) for p in f.probes][:1]
         solved: list[int] = []
         constraints = _intersect(wanted)
         for start in starts:

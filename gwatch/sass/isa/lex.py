@@ -61,7 +61,7 @@ def _register_kind(name: str) -> str | None:
 
 
 def cut(text: str) -> Cut:
-    """Cut ``text`` (no trailing ``;``). Raises ParseError ``[sass-syntax]`` naming the column of the first odd letter."""
+    """Cut ``text``. Raises ParseError ``[sass-syntax]`` naming the column of the first letter that does not fit."""
     text = text.rstrip(" ;")
     guard: tuple[bool, bool, str] | None = None
     start = 0

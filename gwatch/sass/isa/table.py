@@ -44,7 +44,7 @@ class Table:
         self.mnemonics: dict[str, list[int]] = {
             name: [int(k, 16) for k in keys] for name, keys in self.header["mnemonics"].items()}
 
-    def keys(self) -> list[int]:
+    def numbers(self) -> list[int]:
         """All opcode keys, ascending."""
         return sorted(self._start)
 

@@ -34,8 +34,8 @@ class Uses:
 
     Use columns (length m): ``index`` word row, ``file`` code (:data:`FILE_NAMES`), ``first`` register, ``count``,
     ``role`` code (:data:`ROLE_NAMES`), ``write`` (False: read). Word columns (length n): ``known`` (the tables have the
-    word), ``complete`` (its effects are proved), ``mnemonic`` (index into ``mnemonic_names``, -1 unknown), ``kind`` code
-    (:data:`KIND_NAMES`), ``relative`` (has a pc-relative target) and ``offset`` (bytes from the next instruction).
+    word), ``complete`` (its effects are proved), ``mnemonic`` (index into ``mnemonic_names``, -1 unknown), ``kind``
+    code (:data:`KIND_NAMES`), ``relative`` (has a pc-relative target) and ``offset`` (bytes from the next instruction).
     """
 
     index: npt.NDArray[np.int32]
