@@ -16,7 +16,7 @@ from gwatch.common.format.run import Run, run_of
 from gwatch.errors import GWatchError, TraceError
 
 DEFAULT_TITLE = "G-Watch Report"
-FORMATS = {".json": "json", ".html": "html", ".htm": "html"}
+FORMATS = {".json": "json", ".html": "html", ".htm": "html", ".chrome.json": "chrome", ".chrome": "chrome"}
 
 
 class RenderError(GWatchError, ValueError):
@@ -101,19 +101,24 @@ class File:
         return [s for s in self.sections if isinstance(s, Section_IntraKernelTrace)]
 
     def render(self, path: str | os.PathLike[str], fmt: str | None = None) -> None:
-        """Write the report; ``fmt`` ("json", "html") or else the file name decides the form.
+        """Write the report; ``fmt`` ("json", "html", "chrome") or else the file name decides the form.
 
+        ``.json`` is the report, ``.html`` the page, ``.chrome.json`` events for chrome://tracing and Perfetto.
         Missing parent folders are made, and an existing file is replaced only once the new one is complete.
         Raises RenderError ``[unknown-format]`` (a ValueError) for any other form.
         """
         target = Path(path)
-        kind = FORMATS.get(f".{fmt.lower().lstrip('.')}" if fmt else target.suffix.lower())
+        name = f".{fmt.lower().lstrip('.')}" if fmt else "".join(target.suffixes[-2:]).lower()
+        kind = FORMATS.get(name) or FORMATS.get(f".{name.rsplit('.', 1)[-1]}")
         if kind is None:
             form = fmt or target.suffix or target.name
             raise RenderError("unknown-format", f"cannot write a report as {form!r}",
-                              "name the file .json or .html")
+                              "name the file .json, .html or .chrome.json")
         if kind == "json":
             chunks = self.json_chunks()
+        elif kind == "chrome":
+            from gwatch.common.format.chrome import chrome_chunks
+            chunks = chrome_chunks([run for section in self.traces for run in section.runs])
         else:
             from gwatch.common.format.html import html_chunks
             chunks = html_chunks(self)
