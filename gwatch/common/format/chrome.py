@@ -24,15 +24,15 @@ from gwatch.common.format.waits import find_waits
 BATCH = 8192
 
 
-def tracks(row: I64, start: I64, length: I64) -> I64:
+def tracks(row: I64, start: I64, length: I64, depth: I64) -> I64:
     """Track number within its row of each interval, so that on a track intervals nest or do not touch.
 
-    Intervals are ordered by (row, start, longest first).
+    Intervals are ordered by (row, start, longest first); only rows where some begin inside others (``depth``)
+    need a look.
     """
     track = np.zeros(len(row), np.int64)
     end = start + length
-    overlap = (row[1:] == row[:-1]) & (start[1:] < end[:-1]) & (end[1:] > end[:-1])
-    for r in np.unique(row[1:][overlap]).tolist():
+    for r in np.unique(row[depth > 0]).tolist():
         low, high = np.searchsorted(row, [r, r + 1])
         stacks: list[list[int]] = []
         for i in range(int(low), int(high)):
@@ -63,7 +63,7 @@ def events(run: Run, process: int = 0) -> Iterator[dict[str, Any]]:
     m = marks(run)
     order = np.lexsort((-m.length, m.start, m.row))
     row, start, length, scope = m.row[order], m.start[order] - run.time_range[0], m.length[order], m.scope[order]
-    track = tracks(row, start, length)
+    track = tracks(row, start, length, m.depth[order])
     per_row = np.zeros(len(rows), np.int64)
     np.maximum.at(per_row, row, track)
     first = np.cumsum(per_row + 1) - per_row
