@@ -244,8 +244,10 @@ def _fit_curve(c0: int, c: Floats, n: Floats, rate: float, step: int) -> tuple[_
     margin = 1000.0
     knots = [knots[0] - margin, *knots, knots[-1] + margin]
     values = [values[0] - margin * rate, *values, values[-1] + margin * rate]
-    # Where two lines meet they may disagree by a timer step; time still never runs backwards.
-    return _Curve(c0, np.asarray(knots), np.maximum.accumulate(np.asarray(values))), keep
+    # Where two lines meet they may disagree; time still never runs backwards. Readings err to the late side,
+    # so the earlier value gives way.
+    falling = np.minimum.accumulate(np.asarray(values)[::-1])[::-1]
+    return _Curve(c0, np.asarray(knots), falling), keep
 
 
 @dataclass(frozen=True, slots=True)
