@@ -7,6 +7,7 @@ It travels inside the patched cubin (a note section named :data:`NOTE_NAME`) and
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -88,10 +89,11 @@ class SiteMap:
         try:
             values = {field.name: data[field.name] for field in fields(cls)}
             values["format"] = RingFormat.from_json(data["format"])
-            values["sites"] = tuple(MappedSite(**site) for site in data["sites"])
-        except (KeyError, TypeError) as error:
+            values["sites"] = tuple(_site(site) for site in data["sites"])
+        except (KeyError, TypeError, AttributeError) as error:
             raise TraceError("site-map", f"the site map is damaged: {error}") from None
         result = cls(**values)
+        _check_types(result, _MAP_TYPES)
         if result.clock not in CLOCKS or any(s.site_id != i for i, s in enumerate(result.sites)):
             raise TraceError("site-map", "the site map is damaged: unknown clock or unordered sites")
         return result
@@ -101,6 +103,36 @@ class SiteMap:
         """Raises TraceError ``site-map``."""
         try:
             parsed = json.loads(data)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise TraceError("site-map", f"the site map is not JSON: {error}") from None
         return cls.from_json(parsed)
+
+
+_SITE_TYPES: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("site_id", "index", "pc", "new_pc"), (int,)),
+    **dict.fromkeys(("instruction", "value"), (str,)),
+    **dict.fromkeys(("file", "label"), (str, type(None))),
+    "line": (int, type(None)),
+    **dict.fromkeys(("warp_level", "unconditional", "pair"), (bool,)),
+}
+_MAP_TYPES: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("kernel", "arch", "clock", "descriptor_symbol"), (str,)),
+    **dict.fromkeys(("descriptor_offset", "registers_before", "registers_after"), (int,)),
+    "pairs_at_exit": (bool,),
+}
+_VALUE = re.compile(r"none|smid|activemask|ns(:64)?|U?R\d{1,3}(:64)?")
+
+
+def _site(data: Any) -> MappedSite:
+    site = MappedSite(**data)
+    _check_types(site, _SITE_TYPES)
+    if not _VALUE.fullmatch(site.value):
+        raise TraceError("site-map", f"the site map is damaged: value {site.value!r}")
+    return site
+
+
+def _check_types(value: object, types: dict[str, tuple[type, ...]]) -> None:
+    for name, allowed in types.items():
+        given = getattr(value, name)
+        if not isinstance(given, allowed) or (isinstance(given, bool) and bool not in allowed):
+            raise TraceError("site-map", f"the site map is damaged: {name} is {given!r}")

@@ -1,0 +1,109 @@
+"""Site maps survive JSON, and damaged ones are refused by name."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+from typing import Any
+
+import pytest
+
+from gwatch.errors import TraceError
+from gwatch.rewrite.ring import RecordKind, RingFormat, RingLayout
+from gwatch.rewrite.ringfile import ring_file_prefix, split_ring_file
+from gwatch.rewrite.sitemap import MappedSite, SiteMap
+
+
+def example() -> SiteMap:
+    sites = (
+        MappedSite(0, 12, 192, 1024, "LDG.E R4, desc[UR4][R2.64]", "k.cu", 29, "R8:64", False, False, False),
+        MappedSite(1, 40, 640, 1600, "BAR.SYNC 0x0", None, None, "none", True, True, True, "sync"),
+    )
+    fmt = RingFormat(RecordKind.WIDE, 32)
+    return SiteMap("matmul", "sm_90", "anchor", fmt, "gwatch_ring_0", 64, sites, 32, 40, True)
+
+
+def test_site_maps_survive_json() -> None:
+    assert SiteMap.from_bytes(example().to_bytes()) == example()
+    assert [site.value_bits for site in example().sites] == [64, 0]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"version": 2},
+        {"clock": "cpu"},
+        {"format": None},
+        {"format": {"version": 1}},
+        {"sites": None},
+        {"sites": [{}]},
+        {"sites": [None]},
+        {"kernel": 5},
+        {"registers_before": True},
+        {"descriptor_offset": "64"},
+    ],
+)
+def test_damaged_entries_are_named(change: dict[str, Any]) -> None:
+    with pytest.raises(TraceError, match=r"^\[(site-map|ring-format)\]"):
+        SiteMap.from_json({**example().to_json(), **change})
+
+
+def test_unordered_or_nonsense_sites_are_refused() -> None:
+    for change in (
+        {"site_id": 1},
+        {"value": "X4"},
+        {"value": None},
+        {"line": "29"},
+        {"pair": 0},
+        {"extra": 1},
+    ):
+        data = json.loads(json.dumps(example().to_json()))
+        data["sites"][0].update(change)
+        with pytest.raises(TraceError, match=r"^\[site-map\]"):
+            SiteMap.from_json(data)
+
+
+def test_random_damage_never_escapes() -> None:
+    """Whatever is put in place of any entry: a site map comes back or a TraceError, nothing else."""
+    rng = random.Random(4)
+    values: list[Any] = [None, True, -1, 0, 2**70, 1.5, "", "R1", [], {}, [[]], {"a": 1}]
+    for _ in range(600):
+        data: Any = json.loads(json.dumps(example().to_json()))
+        node = data
+        while True:
+            key = rng.choice(list(node) if isinstance(node, dict) else range(len(node)))
+            if isinstance(node[key], (dict, list)) and node[key] and rng.random() < 0.7:
+                node = node[key]
+                continue
+            if rng.random() < 0.2:
+                del node[key]
+            else:
+                node[key] = copy.deepcopy(rng.choice(values))
+            break
+        try:
+            SiteMap.from_json(data)
+        except TraceError:
+            continue
+    blob = example().to_bytes()
+    for _ in range(300):
+        broken = bytearray(blob)
+        broken[rng.randrange(len(broken))] = rng.randrange(256)
+        try:
+            SiteMap.from_bytes(bytes(broken))
+        except TraceError:
+            continue
+
+
+def test_random_damage_of_ring_files_never_escapes() -> None:
+    rng = random.Random(9)
+    layout = RingLayout.for_launch(RingFormat(RecordKind.NARROW, 4), (2, 1, 1), (64, 1, 1))
+    blob = ring_file_prefix(layout, 1e6) + bytes(16)
+    for _ in range(600):
+        broken = bytearray(blob[: rng.randrange(8, len(blob))] if rng.random() < 0.3 else blob)
+        for _ in range(rng.randrange(1, 4)):
+            broken[rng.randrange(len(broken))] = rng.randrange(256)
+        try:
+            split_ring_file(bytes(broken))
+        except TraceError:
+            continue
