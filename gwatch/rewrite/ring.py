@@ -203,14 +203,14 @@ class RingFormat:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> RingFormat:
         """Raises TraceError ``ring-format`` for another version or unknown names."""
-        if data.get("version") != FORMAT_VERSION:
+        version = data.get("version") if isinstance(data, dict) else None
+        if version != FORMAT_VERSION:
             raise TraceError(
-                "ring-format",
-                f"ring format version {data.get('version')!r}, this reader knows {FORMAT_VERSION}",
+                "ring-format", f"ring format version {version!r}, this reader knows {FORMAT_VERSION}"
             )
         try:
             return cls(RecordKind(data["record"]), int(data["depth"]), Keep(data["keep"]))
-        except (KeyError, ValueError, TypeError) as error:
+        except (KeyError, ValueError, TypeError, OverflowError) as error:
             raise TraceError("ring-format", f"not a ring format: {error}") from None
 
 
@@ -408,11 +408,12 @@ class RingLayout:
             grid = tuple(int(d) for d in data["grid"])
             block = tuple(int(d) for d in data["block"])
             slots = int(data["cta_slots"])
-        except (KeyError, ValueError, TypeError) as error:
+            fmt = RingFormat.from_json(data["format"])
+        except (KeyError, ValueError, TypeError, OverflowError) as error:
             raise TraceError("ring-format", f"not a ring layout: {error}") from None
         if len(grid) != 3 or len(block) != 3:
             raise TraceError("ring-geometry", f"grid {grid}, block {block} is no launch")
-        return cls(RingFormat.from_json(data["format"]), grid, block, slots)
+        return cls(fmt, grid, block, slots)
 
 
 def unarmed_descriptor(fmt: RingFormat) -> bytes:

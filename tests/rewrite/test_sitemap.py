@@ -95,6 +95,18 @@ def test_random_damage_never_escapes() -> None:
             continue
 
 
+@pytest.mark.parametrize(
+    "change",
+    [{"format": None}, {"format": {"version": 1, "record": [], "depth": 4, "keep": "newest"}}, {"grid": [1, 2]},
+     {"grid": "abc"}, {"block": [1e400, 1, 1]}, {"cta_slots": None}, {"cta_slots": 9}],
+)  # fmt: skip
+def test_damaged_layouts_are_refused(change: dict[str, Any]) -> None:
+    layout = RingLayout.for_launch(RingFormat(RecordKind.NARROW, 4), (2, 1, 1), (64, 1, 1))
+    assert RingLayout.from_json(layout.to_json()) == layout
+    with pytest.raises(TraceError, match=r"^\[ring-(format|geometry)\]"):
+        RingLayout.from_json({**layout.to_json(), **change})
+
+
 def test_random_damage_of_ring_files_never_escapes() -> None:
     rng = random.Random(9)
     layout = RingLayout.for_launch(RingFormat(RecordKind.NARROW, 4), (2, 1, 1), (64, 1, 1))
