@@ -33,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     views.add_argument("--bubbles", action="store_true", help="pipeline summary and longest bubbles")
     views.add_argument("--concurrency", action="store_true", help="rows inside a region, over time")
     views.add_argument("--outliers", action="store_true", help="rows with unusual active time")
+    views.add_argument("--findings", action="store_true", help="what stands out, by stated rules")
     views.add_argument("--roles", action="store_true", help="who waits for whom, on what, where")
     views.add_argument("--source", action="store_true", help="sites in code order, with times")
     views.add_argument("--diff", metavar="REPORT", help="compare with another report: it is before, this is after")
@@ -108,6 +109,7 @@ def _narrow(run: Any, args: argparse.Namespace) -> Any:
 
 def _summary(run: Any, full: Any, before: Any) -> dict[str, Any]:
     from gwatch.common.format.compare import compare_runs
+    from gwatch.common.format.findings import findings
     from gwatch.common.format.waits import role_table, wait_table
     a = run.analysis
     first = ("scope_labels", "n_threads", "n_records", "t_min", "t_max")
@@ -118,7 +120,7 @@ def _summary(run: Any, full: Any, before: Any) -> dict[str, Any]:
                        "warp_size": 32}, **{k: a[k] for k in first},
             **{k: v for k, v in a.items() if k not in skip and k not in first and k != "launch"},
             "launch_details": a.get("launch") or {}, "filtered": run is not full,
-            "roles": role_table(run), "waits": wait_table(run),
+            "findings": [f.as_dict() for f in findings(run)], "roles": role_table(run), "waits": wait_table(run),
             **({"diff": compare_runs(before, run)} if before is not None else {})}
 
 
@@ -134,9 +136,11 @@ def _views(run: Any, full: Any, before: Any, number: int, total: int, sample: in
         raise TraceError("no-scope", f"there is no scope {args.longest!r}",
                          "the scopes are " + (", ".join(run.labels) or "none: the trace has no regions"))
     chosen = (args.stats, args.timeline, args.bubbles, args.concurrency, args.outliers, args.longest_bubble,
-              args.longest is not None, args.roles, args.source, before is not None)
+              args.longest is not None, args.findings, args.roles, args.source, before is not None)
     default = not any(chosen)
     blocks = [views.verdict_lines(full.analysis["verdict"], style), views.header(run, number, total, style)]
+    if default or args.findings:
+        blocks.append(views_more.findings_view(run, style, None if args.findings else views_more.MAX_FINDINGS))
     if default or args.stats:
         limits = (12, 8, 8) if default else (None, None, None)
         if run.window is None:

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gwatch.common.format.boxes import box_strips
+from gwatch.common.format.findings import findings
 from gwatch.common.format.payload import payload
 from gwatch.common.format.run import Run, plain
 from gwatch.common.format.text import duration, locator
 from gwatch.common.format.views import source_line
-from gwatch.common.format.views_more import MAX_WAITS
+from gwatch.common.format.views_more import MAX_FINDINGS, MAX_WAITS
 from gwatch.common.format.waits import wait_table
 
 if TYPE_CHECKING:
@@ -91,6 +92,7 @@ def _run(run: Run, number: int, hidden: bool) -> Iterator[str]:
     yield f'<article class="run" id="run-{number}"{" hidden" if hidden else ""}>\n'
     yield _verdict(a["verdict"])
     yield _facts(run, a)
+    yield _findings(run)
     yield _panel(run)
     yield '<div class="columns">\n'
     boxes = box_strips(a["scope_stats"], run.roles, run.labels, run.unit)
@@ -114,6 +116,12 @@ def _verdict(verdict: Mapping[str, Any]) -> str:
     lead = f"<b>{ICONS[state]} {escape(head)}</b>"
     return (f'<div class="verdict {state}" role="status"><div class="line">{lead}{chips}</div>'
             + (f"<ul>{reasons}</ul>" if reasons else "") + "</div>\n")
+
+
+def _findings(run: Run) -> str:
+    found = findings(run)
+    items = "".join(f"<li><code>{escape(f.code)}</code> {escape(f.text)}</li>" for f in found[:MAX_FINDINGS])
+    return f'<ul class="findings">{items}</ul>\n' if items else ""
 
 
 def _facts(run: Run, a: Mapping[str, Any]) -> str:

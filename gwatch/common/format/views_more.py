@@ -5,16 +5,28 @@ from __future__ import annotations
 from typing import Any
 
 from gwatch.common.format.compare import SIGNIFICANCE, compare_runs
+from gwatch.common.format.findings import findings
 from gwatch.common.format.run import Run
 from gwatch.common.format.text import Style, clip, duration, locator, table
-from gwatch.common.format.views import source_line
+from gwatch.common.format.views import WIDTH, source_line
 from gwatch.common.format.waits import role_table, wait_table
 
 MAX_WAITS = 15
+MAX_FINDINGS = 5
 
 
 def _block(title: str, lines: list[str], style: Style) -> list[str]:
     return [style.bold(title), *(style.clean(line) for line in lines)]
+
+
+def findings_view(run: Run, style: Style, limit: int | None = MAX_FINDINGS) -> list[str]:
+    """What stands out, weightiest first; says so when nothing does."""
+    found = findings(run)
+    if not found:
+        return [style.bold("Findings") + ": none" + (" (no regions)" if not run.labels else "")]
+    shown = found if limit is None else found[:limit]
+    more = [f"- … {len(found) - len(shown)} more (--findings)"] if len(found) > len(shown) else []
+    return _block("Findings", [*(f"- [{f.code}] {clip(f.text, WIDTH * 2)}" for f in shown), *more], style)
 
 
 def roles_view(run: Run, style: Style) -> list[str]:

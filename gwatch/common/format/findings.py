@@ -1,0 +1,193 @@
+"""What stands out in a trace, by stated rules: each finding names its threshold's evidence and where to look.
+
+A finding is a place to look at, not a diagnosis. Rules are tuned to say nothing about an even, busy kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gwatch.common.format import analysis as tables
+from gwatch.common.format.run import Run
+from gwatch.common.format.text import duration, locator
+from gwatch.common.format.waits import Waits, find_waits
+
+WAIT_SHARE = 0.20
+"""A role that spends this part of its lifetime in waits released by another role."""
+WAIT_TIGHT = 0.5
+"""Such a wait counts when what released it ended in the last half of the wait: it was still needed then."""
+SLOW_BLOCK = 1.5
+"""A block that takes this many times the median block's time, and stands out of their spread."""
+UNEVEN = 1.5
+"""A row with this many times the median active time of its role."""
+TAIL_SHARE = 0.25
+"""Part of the span at the end during which less than half of the peak rows are active."""
+SPREAD = 3.0
+"""A scope whose 95th percentile is this many times its median."""
+SPREAD_WEIGHT = 0.10
+"""… and that makes up this part of all time in regions."""
+MIN_GROUP = 8
+"""Blocks or rows needed to call one of them unusual."""
+SPREAD_DEVIATIONS = 6.0
+"""… by this many median absolute deviations."""
+TIMER_STEP_NS = 32
+"""Step of the ns timer where the trace does not tell (32 ns on the H200)."""
+STEPS = 3
+"""A scope whose median is below this many timer steps is measured too coarsely."""
+PROBE_SHARE = 0.25
+"""Part of a scope's median that the record at its end may cost."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """``weight`` orders findings: roughly the share of time concerned."""
+
+    code: str
+    text: str
+    weight: float
+    evidence: dict[str, Any]
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"code": self.code, "text": self.text, "weight": self.weight, "evidence": self.evidence}
+
+
+def findings(run: Run) -> list[Finding]:
+    """All findings of a run, weightiest first; empty when nothing stands out."""
+    if len(run.intervals) == 0:
+        return []
+    found = [*_role_waits(run), *_slow_blocks(run), *_uneven_rows(run), *_tail(run), *_spread(run),
+             *_resolution(run), *_probe_cost(run)]
+    return sorted(found, key=lambda f: (-f.weight, f.code, f.text))
+
+
+def _role_waits(run: Run) -> Iterator[Finding]:
+    names, role = tables.row_roles(run.intervals, run.scope, run.labels, run.roles, len(run.trace.rows))
+    waits = find_waits(run)
+    if len(names) < 2 or len(waits.row) == 0:
+        return
+    iv = run.intervals
+    _, per_row = tables.pipeline(run.cover, run.trace)
+    length, slack = waits.end - waits.start, waits.end - iv.end[waits.released_by]
+    tight = (waits.released_by >= 0) & (slack <= WAIT_TIGHT * length)
+    for who, name in enumerate(names):
+        life = int(per_row[role[per_row[:, 0]] == who, 3].sum())
+        for other, source in enumerate(names):
+            mine = np.flatnonzero(tight & (role[waits.row] == who) & (role[iv.row[waits.released_by]] == other))
+            total = int(length[mine].sum())
+            if life == 0 or len(mine) == 0 or total / life < WAIT_SHARE:
+                continue
+            yield _wait_finding(run, waits, mine, name, source, total / life, slack[mine])
+
+
+def _wait_finding(run: Run, waits: Waits, mine: NDArray[np.int64], name: str, source: str, share: float,
+                  slack: NDArray[np.int64]) -> Finding:
+    length = (waits.end - waits.start)[mine]
+    scopes = run.scope[waits.released_by[mine]]
+    label = run.labels[int(np.argmax(np.bincount(scopes, length)))]
+    worst = mine[int(np.argmax(length))]
+    median = tables.percentile(np.sort(slack), 0.5)
+    where = locator(run.trace.rows, int(waits.row[worst]))
+    longest = int(length.max())
+    return Finding(
+        "role-waits", f"{name} waits {share:.0%} of its life for {source} ({label}): {len(mine)} waits, going on "
+        f"{duration(median, run.unit)} (median) after it ends; longest {duration(longest, run.unit)} at {where} "
+        f"+{duration(int(waits.start[worst]) - run.time_range[0], run.unit)}", share,
+        {"role": name, "waits_for": source, "scope": label, "share": share, "count": len(mine),
+         "slack_p50": median, "longest": longest, "longest_row": int(waits.row[worst])})
+
+
+def _outlier(values: NDArray[np.int64], factor: float) -> tuple[int, float] | None:
+    """(place, ratio to the median) of the largest value, if it stands out by ``factor`` and by the spread."""
+    if len(values) < MIN_GROUP:
+        return None
+    middle = float(np.median(values))
+    spread = float(np.median(np.abs(values - middle)))
+    place = int(np.argmax(values))
+    top = float(values[place])
+    if middle <= 0 or top < factor * middle or top - middle < SPREAD_DEVIATIONS * spread:
+        return None
+    return place, top / middle
+
+
+def _slow_blocks(run: Run) -> Iterator[Finding]:
+    iv, rows = run.intervals, run.trace.rows
+    blocks, index = np.unique(rows.block[iv.row], return_inverse=True)
+    index = index.reshape(-1)
+    low, high = np.full(len(blocks), np.iinfo(np.int64).max), np.full(len(blocks), np.iinfo(np.int64).min)
+    np.minimum.at(low, index, iv.start)
+    np.maximum.at(high, index, iv.end)
+    found = _outlier(high - low, SLOW_BLOCK)
+    if found is None:
+        return
+    place, ratio = found
+    block, took = int(blocks[place]), int(high[place] - low[place])
+    sm = int(rows.smid[rows.block == block][0])
+    where = f" on SM {sm}" if sm >= 0 else ""
+    middle = int(np.median(high - low))
+    yield Finding("slow-block", f"block {block}{where} takes {duration(took, run.unit)}, {ratio:.1f} times the median "
+                  f"block ({duration(middle, run.unit)})", 1 - 1 / ratio,
+                  {"block": block, "smid": sm, "took": took, "median": middle, "ratio": ratio})
+
+
+def _uneven_rows(run: Run) -> Iterator[Finding]:
+    names, role = tables.row_roles(run.intervals, run.scope, run.labels, run.roles, len(run.trace.rows))
+    _, per_row = tables.pipeline(run.cover, run.trace)
+    for who, name in [*enumerate(names), (-1, "")]:
+        mine = per_row[role[per_row[:, 0]] == who]
+        found = _outlier(mine[:, 1], UNEVEN)
+        if found is None:
+            continue
+        place, ratio = found
+        row, active = int(mine[place, 0]), int(mine[place, 1])
+        yield Finding("uneven-rows", f"{locator(run.trace.rows, row)} is active {duration(active, run.unit)}, "
+                      f"{ratio:.1f} times the median {name or 'row'}", (1 - 1 / ratio) / 2,
+                      {"role": name, "row": row, "active": active, "ratio": ratio})
+
+
+def _tail(run: Run) -> Iterator[Finding]:
+    c = run.analysis["concurrency"]
+    bins = np.array(c["bins"])
+    if c["peak"] < MIN_GROUP:
+        return
+    busy = np.flatnonzero(bins * 2 >= c["peak"])
+    share = 1 - (int(busy[-1]) + 1) / len(bins)
+    if share >= TAIL_SHARE:
+        yield Finding("tail", f"the last {share:.0%} of the span runs with less than half of the peak {c['peak']} rows",
+                      share / 2, {"share": share, "peak": c["peak"]})
+
+
+def _spread(run: Run) -> Iterator[Finding]:
+    stats = run.analysis["scope_stats"]
+    total = sum(s["total"] for s in stats)
+    for s in stats:
+        if s["count"] >= MIN_GROUP and s["p50"] > 0 and s["p95"] >= SPREAD * s["p50"] and (
+                s["total"] >= SPREAD_WEIGHT * total):
+            yield Finding("spread", f"{s['scope_label']} varies: one run in twenty takes "
+                          f"{duration(s['p95'], run.unit)} or more, {s['p95'] / s['p50']:.1f} times the median",
+                          s["total"] / total / 2, {"scope": s["scope_label"], "p50": s["p50"], "p95": s["p95"]})
+
+
+def _resolution(run: Run) -> Iterator[Finding]:
+    if run.clock != "gpu":
+        return
+    for s in run.analysis["scope_stats"]:
+        if s["p50"] < STEPS * TIMER_STEP_NS:
+            yield Finding("resolution", f"{s['scope_label']} takes {duration(s['p50'], run.unit)} (median), near the "
+                          f"ns timer's {TIMER_STEP_NS} ns step: trace it with clock_type anchor or sm", 0.0,
+                          {"scope": s["scope_label"], "p50": s["p50"], "step": TIMER_STEP_NS})
+
+
+def _probe_cost(run: Run) -> Iterator[Finding]:
+    cost = run.evidence.get("cost_per_record")
+    if cost is None or run.unit != "cyc":
+        return
+    for s in run.analysis["scope_stats"]:
+        if s["p50"] * PROBE_SHARE < float(cost):
+            yield Finding("probe-cost", f"a record costs {float(cost):.0f} cycles, {s['scope_label']} takes "
+                          f"{duration(s['p50'], run.unit)} (median): its figures are mostly the recording", 0.0,
+                          {"scope": s["scope_label"], "p50": s["p50"], "cost": float(cost)})

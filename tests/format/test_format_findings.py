@@ -1,0 +1,126 @@
+"""Planted bottlenecks are named, clean kernels are left alone."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from format_synth import REGIONS, ROLES, result_of, specialised
+
+from gwatch.cli.main import main
+from gwatch.common.format import File, Section_IntraKernelTrace
+from gwatch.common.format.findings import findings
+from gwatch.common.format.run import run_of
+
+
+def pipeline(seed=0, blocks=24, warps=4, iterations=40, stages=4, load=100, math=100, jitter=6, slow_block=None,
+             slow_warp=None, late=0, hiccup=0.0, clock="anchor"):
+    """A producer warp and consumer warps that share ``stages`` buffers; times are what such a kernel would show."""
+    rng = np.random.default_rng(seed)
+    rows = {}
+    for block in range(blocks):
+        factor = 3.0 if block == slow_block else 1.0
+        start = 10_000 + 20 * block + (late if block < 4 else 0)
+        full = [0.0] * iterations
+        freed = [[0.0] * iterations for _ in range(warps)]
+        copy: list[tuple[int, int]] = []
+        t = float(start)
+        events: list[list[tuple[int, int]]] = [[] for _ in range(warps)]
+        clock_of = [float(start)] * warps
+        for i in range(iterations):
+            if i >= stages:
+                t = max(t, max(freed[w][i - stages] for w in range(1, warps))) + 2
+            copy.append((0, int(t)))
+            t += load * factor + rng.integers(0, jitter)
+            copy.append((1, int(t)))
+            full[i] = t
+            for w in range(1, warps):
+                own = 2.2 if (block, w) == slow_warp else 1.0
+                begin = max(clock_of[w], full[i]) + 2
+                extra = 9.0 if rng.random() < hiccup else 1.0
+                end = begin + math * factor * own * extra + rng.integers(0, jitter)
+                events[w] += [(2, int(begin)), (3, int(end))]
+                clock_of[w] = freed[w][i] = end
+        rows[(block, 0)] = copy
+        for w in range(1, warps):
+            rows[(block, w)] = events[w]
+    return result_of(rows, (blocks, 1, 1), (warps * 32, 1, 1), clock_type=clock)
+
+
+def codes(result, roles=ROLES):
+    return [f.code for f in findings(run_of(result, REGIONS[:2], {k: v for k, v in roles.items() if k != "store"}))]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_balanced_kernel_has_no_findings(seed):
+    assert codes(pipeline(seed)) == []
+    assert codes(pipeline(seed, load=80, math=88, stages=3)) == []
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_slow_producer_is_waited_for(seed):
+    found = findings(run_of(pipeline(seed, load=170), REGIONS[:2], {"load": "Copy", "math": "Math"}))
+    assert [f.code for f in found] == ["role-waits"]
+    e = found[0].evidence
+    assert (e["role"], e["waits_for"], e["scope"]) == ("Math", "Copy", "load")
+    assert 0.3 < e["share"] < 0.5
+    assert "Math waits" in found[0].text and "Copy (load)" in found[0].text
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_heavy_consumer_is_waited_for(seed):
+    found = findings(run_of(pipeline(seed, math=180), REGIONS[:2], {"load": "Copy", "math": "Math"}))
+    assert [(f.code, f.evidence["role"], f.evidence["waits_for"]) for f in found] == [("role-waits", "Copy", "Math")]
+
+
+def test_one_stage_makes_both_wait():
+    found = findings(run_of(pipeline(stages=1), REGIONS[:2], {"load": "Copy", "math": "Math"}))
+    assert {(f.evidence["role"], f.evidence["waits_for"]) for f in found} == {("Copy", "Math"), ("Math", "Copy")}
+
+
+def test_a_slow_block_is_named_with_its_sm():
+    found = findings(run_of(pipeline(slow_block=17), REGIONS[:2], {"load": "Copy", "math": "Math"}))
+    first = next(f for f in found if f.code == "slow-block")
+    assert (first.evidence["block"], first.evidence["smid"]) == (17, 17)
+    assert 2.5 < first.evidence["ratio"] < 3.2
+    assert "block 17 on SM 17" in first.text
+
+
+def test_an_uneven_warp_is_named():
+    run = run_of(pipeline(slow_warp=(5, 2), stages=40), REGIONS[:2], {"load": "Copy", "math": "Math"})
+    found = [f for f in findings(run) if f.code == "uneven-rows"]
+    assert len(found) == 1 and "b5 w2" in found[0].text
+
+
+def test_a_tail_and_hiccups_are_seen():
+    assert "tail" in codes(pipeline(late=9000))
+    assert "spread" in codes(pipeline(hiccup=0.08, stages=40))
+
+
+def test_figures_near_the_clocks_step_or_the_records_cost_are_marked():
+    assert codes(pipeline(load=60, math=62, clock="gpu")) == ["resolution", "resolution"]
+    result = pipeline(load=60, math=62, clock="sm")
+    result["cost_per_record"] = 40.0
+    assert codes(result) == ["probe-cost", "probe-cost"]
+    result["cost_per_record"] = 5.0
+    assert codes(result) == []
+
+
+def test_nothing_is_found_where_nothing_is_paired():
+    assert findings(run_of(specialised())) == []
+
+
+def test_show_and_the_page_tell_them(tmp_path, capsys):
+    file, section = File(), Section_IntraKernelTrace()
+    section.add_run(pipeline(load=170), REGIONS[:2], {"load": "Copy", "math": "Math"})
+    file.add_section(section)
+    for name in ("t.json", "t.html"):
+        file.render(tmp_path / name)
+    assert main(["show", str(tmp_path / "t.json")]) == 0
+    out = capsys.readouterr().out
+    assert "\nFindings\n- [role-waits] Math waits" in out
+    assert main(["show", str(tmp_path / "t.json"), "--json"]) == 0
+    (only,) = json.loads(capsys.readouterr().out)["findings"]
+    assert only["evidence"]["waits_for"] == "Copy"
+    assert "<code>role-waits</code> Math waits" in (tmp_path / "t.html").read_text()
