@@ -153,7 +153,7 @@ def record(
     if pair and value != "ns:64" and not (timer and place == "%rec+3"):
         lines.append("CS2R.32 %rec+3, SR_GLOBALTIMERLO")
     if warp_level and not elect_free:
-        lines += _elect_lowest(fmt, "%guard" if guarded else "PT")
+        lines += _elect_lowest(fmt, tag, "%guard" if guarded else "PT")
     if not timer:
         lines += _value(value, place, guarded)
     lines.append(f"LOP3.LUT {tag}, %off, {{site}}, RZ, 0xfc, !PT")
@@ -174,19 +174,19 @@ def record(
     )
 
 
-def _elect_lowest(fmt: RingFormat, wanted: str) -> list[str]:
-    """Elect the lowest lane for which ``wanted`` holds, with the record's own registers as scratch.
+def _elect_lowest(fmt: RingFormat, mask: str, wanted: str) -> list[str]:
+    """Elect the lowest lane for which ``wanted`` holds; ``mask`` is a register of the record not yet in use.
 
     The lane's number is in the low bits of its base address, which is aligned to one slot of the warp.
     """
     shift = fmt.record_bytes.bit_length() - 1
     return [
-        f"VOTE.ANY %rec+1, PT, {wanted}",
-        "IADD3 %addr, -%rec+1, RZ, RZ",
-        "LOP3.LUT %rec+1, %rec+1, %addr, RZ, 0xc0, !PT",
+        f"VOTE.ANY {mask}, PT, {wanted}",
+        f"IADD3 %addr, -{mask}, RZ, RZ",
+        f"LOP3.LUT {mask}, {mask}, %addr, RZ, 0xc0, !PT",
         f"SHF.R.U32.HI %addr, RZ, {shift:#x}, %base",
-        "SHF.R.W.U32 %rec+1, %rec+1, %addr, RZ",
-        "ISETP.EQ.U32.AND %elected, PT, %rec+1, 0x1, PT",
+        f"SHF.R.W.U32 {mask}, {mask}, %addr, RZ",
+        f"ISETP.EQ.U32.AND %elected, PT, {mask}, 0x1, PT",
     ]
 
 

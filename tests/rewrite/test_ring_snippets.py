@@ -218,7 +218,13 @@ def test_every_visit_is_recorded(
 
 
 def test_long_records_hold_64_bit_times(cubin: Cubin) -> None:
-    sites = [SassTraceSite(FREE), SassTraceSite(GUARDED, 5), SassTraceSite(LATER, warp_level=True)]
+    sites = [
+        SassTraceSite(FREE),
+        SassTraceSite(GUARDED, 5),
+        SassTraceSite(LATER, warp_level=True),
+        SassTraceSite(GUARDED, 4, warp_level=True),
+        SassTraceSite(GUARDED, warp_level=True),
+    ]
     for clock in ("gpu", "sm"):
         plan = plan_trace(cubin, "matmul", sites, clock=clock, depth=16, duration_ns=30e9)
         assert plan.site_map.format.kind is RecordKind.LONG
