@@ -58,7 +58,7 @@ def test_framework_arrays_are_used_in_place(gpu: Driver, run_cubin: bytes) -> No
     scale = cupy.array([2.0], cupy.float32)
     start = x.cpu().numpy()
     with Launcher(run_cubin, "loop") as launcher:
-        launcher.launch(1, BLOCK, [x, scale, np.int32(TRIPS), np.float64(0.5)], shared=4 * BLOCK)
+        launcher.launch(1, BLOCK, [x, scale, np.int32(TRIPS), np.float32(0.5)], shared=4 * BLOCK)
         gpu.synchronize()
     assert np.array_equal(x.cpu().numpy(), expected(start, TRIPS))
 

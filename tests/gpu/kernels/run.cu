@@ -27,14 +27,14 @@ __global__ void count(int *out)
     out[blockIdx.x * blockDim.x + threadIdx.x] = before + hidden;
 }
 
-__global__ void loop(float *x, const float *scale, int trips, double step)
+__global__ void loop(float *x, const float *scale, int trips, float step)
 {
     extern __shared__ float staged[];
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     staged[threadIdx.x] = x[i];
 #pragma unroll 1
     for (int k = 0; k < trips; ++k)
-        staged[threadIdx.x] = staged[threadIdx.x] * scale[0] + (float)step;
+        staged[threadIdx.x] = staged[threadIdx.x] * scale[0] + step;
     x[i] = staged[threadIdx.x];
 }
 
