@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import resource
 import subprocess
 import sys
@@ -171,6 +172,21 @@ def test_a_missing_file_and_a_missing_parse() -> None:
         cubin.fill(DATA)
 
 
+def test_a_device_file_is_refused_instead_of_read_for_ever() -> None:
+    with pytest.raises(CubinError, match=r"\[cubin-unreadable\] /dev/zero is not a regular file"):
+        Cubin().fill("/dev/zero")
+
+
+def test_registers_by_class() -> None:
+    kernel = load("holders_sm90.cubin").get_kerneldef_by_name("swap")
+    assert set(kernel.map_registers) == {"general", "predicate", "uniform_general", "uniform_predicate"}
+    named = {int(n) for text in kernel.texts for n in re.findall(r"\bR(\d+)\b", text)}
+    assert named <= kernel.map_registers["general"] <= named | {n + 1 for n in named}
+    assert max(kernel.map_registers["general"]) == kernel.register_count - 3
+    uniform = {int(n) for text in kernel.texts for n in re.findall(r"\bUR(\d+)\b", text)}
+    assert uniform <= kernel.map_registers["uniform_general"] <= uniform | {n + 1 for n in uniform}
+
+
 def test_clone_and_dump(tmp_path: Path) -> None:
     cubin = load("holders_sm90.cubin")
     copy = cubin.clone()
@@ -234,10 +250,44 @@ def test_inserting_and_deleting_instructions() -> None:
     cubin.delete_instruction("reach", 4)
     cubin.delete_instruction("reach", 1)
     last = cubin.get_kerneldef_by_name("reach")
-    assert last.texts[: len(before.texts)] == before.texts
-    assert np.array_equal(last.words[: len(before.words)], before.words)
-    assert last.attributes == before.attributes
-    assert last.map_address_to_line == before.map_address_to_line
+    assert last.texts == before.texts
+    assert np.array_equal(last.words, before.words)
+    assert (last.attributes, last.symbol, last.relocations) == (
+        before.attributes,
+        before.symbol,
+        before.relocations,
+    )
+    assert last.inner_functions == before.inner_functions
+    assert last.map_address_to_line == before.map_address_to_line and last.inlined_at == before.inlined_at
+
+
+def test_what_was_inserted_and_deleted_again_leaves_no_trace(corpus_sm90: list[Path]) -> None:
+    """A NOP before an instruction and out again: every section of the image has its old bytes."""
+    done = 0
+    refused = set()
+    for path in corpus_sm90:
+        cubin = Cubin.from_file(path)
+        before = cubin.elf
+        for name, kernel in list(cubin.get_map_kernel_def().items())[:7]:
+            index = len(kernel.words) // 3
+            try:
+                cubin.insert_instruction(name, index, "NOP")
+            except GWatchError as error:
+                refused.add(error.code)
+                continue
+            assert cubin.get_kerneldef_by_name(name).texts[index] == "NOP"
+            cubin.delete_instruction(name, index)
+            for old, new in zip(before.sections, cubin.elf.sections, strict=True):
+                if old.name not in (
+                    ".debug_line",
+                    ".nv_debug_line_sass",
+                    ".rela.debug_line",
+                    ".rela.nv_debug_line_sass",
+                ):
+                    assert cubin.elf.content(new) == before.content(old), (path.name, name, old.name)
+            done += 1
+    assert done >= 20
+    assert refused <= {"jump-table", "return-address", "word-unknown"}
 
 
 def test_inserted_text_is_encoded() -> None:

@@ -71,6 +71,9 @@ class Cubin:
             data, name = bytes(source), "cubin"
         else:
             path = Path(source)
+            if path.exists() and not path.is_file():
+                # Reading a device or a pipe may never end.
+                raise CubinError("cubin-unreadable", f"{path} is not a regular file", "name the cubin itself")
             try:
                 data, name = path.read_bytes(), str(path)
             except (FileNotFoundError, NotADirectoryError):

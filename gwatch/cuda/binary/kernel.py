@@ -19,12 +19,15 @@ from gwatch.cuda.binary.elf import STO_CUDA_ENTRY, STT_FUNC, Elf, Relocation, Se
 from gwatch.cuda.binary.graph import CFG
 from gwatch.cuda.binary.instruction import INSTRUCTION_SIZE, Instruction
 from gwatch.cuda.binary.nvinfo import Attr, Attribute, Parameter
-from gwatch.errors import CubinError, SiteError
+from gwatch.errors import CubinError, SiteError, UnsupportedError
 from gwatch.sass import nvdisasm
 from gwatch.sass.arch import Arch
 
 if TYPE_CHECKING:
     from gwatch.cuda.binary.lines import Call, LineTable
+
+
+_REGISTER_CLASSES = {"R": "general", "P": "predicate", "UR": "uniform_general", "UP": "uniform_predicate"}
 
 
 class Instructions(Sequence[Instruction]):
@@ -151,6 +154,28 @@ class KernelDef:
         """All relocations of the kernel's code; ``offset`` is a byte offset into its section."""
         tables = self._elf.relocation_sections(self.section_index)
         return tuple(entry for table in tables for entry in self._elf.relocations(table))
+
+    @cached_property
+    def map_registers(self) -> dict[str, set[int]]:
+        """Registers named by the code: class (general, predicate, uniform_general, uniform_predicate) -> numbers.
+
+        Raises UnsupportedError [word-unknown] when the tables cannot read an instruction completely.
+        """
+        from gwatch.sass.isa import FILE_NAMES, isa_for
+
+        uses = isa_for(self.arch).uses(self.words)
+        unknown = np.flatnonzero(~uses.complete)
+        if len(unknown):
+            raise UnsupportedError(
+                "word-unknown", f"{self.name}: not all registers of instruction {int(unknown[0])} are known"
+            )
+        found: dict[str, set[int]] = {name: set() for name in _REGISTER_CLASSES.values()}
+        for code, file in enumerate(FILE_NAMES):
+            if file in _REGISTER_CLASSES:
+                mine = uses.file == code
+                for first, count in zip(uses.first[mine].tolist(), uses.count[mine].tolist(), strict=True):
+                    found[_REGISTER_CLASSES[file]].update(range(first, first + count))
+        return found
 
     # control flow -------------------------------------------------------------------------------------------
 
@@ -279,6 +304,11 @@ class KernelDef:
     @cached_property
     def map_ptx_line_to_addresses(self) -> dict[tuple[str, int], list[int]]:
         return _inverse(self.map_address_to_ptx_line)
+
+    @property
+    def set_ptx_filepaths(self) -> set[str]:
+        """Files that appear in :attr:`map_address_to_ptx_line`."""
+        return {file for file, _ in self.map_address_to_ptx_line.values()}
 
     # helpers ------------------------------------------------------------------------------------------------
 
