@@ -82,7 +82,7 @@ def learn_block(view: CodeView, waits: Waits, start: int, end: int, counts: Coun
     for index in range(start, end):
         facts = view.facts(index)
         mask = int(waits.mask[index])
-        for board in [item for item in boards if mask >> item & 1]:
+        for board in [item for item in boards if int(view.control["wait_mask"][index]) >> item & 1]:
             counts.signals[min(time - boards.pop(board), FARTHEST)] += 1
         waited += mask != 0 or bool(waits.group[index])
         if facts.complete:
@@ -103,6 +103,10 @@ def learn_block(view: CodeView, waits: Waits, start: int, end: int, counts: Coun
         for board in (int(control["write_scoreboard"]), int(control["read_scoreboard"])):
             if board != 7:
                 boards[board] = time
+        # A stall of 0 (with yield 0) doesn't mean that the next instruction issues at once.
+        if view.control["stall"][index] == 0:
+            waited += 1
+            boards.clear()
         time += view.stall(index)
 
 
@@ -146,7 +150,6 @@ def learn_section(isa: object, words: object, counts: Counts) -> None:
     view = CodeView(isa, words)  # type: ignore[arg-type]
     cfg = build_cfg(isa, words)  # type: ignore[arg-type]
     waits = Waits(view)
-    view.named("R")
     for block in cfg.blocks:
         learn_block(view, waits, block.start, block.end, counts)
     counts.instructions += len(view)

@@ -102,7 +102,7 @@ class Rewriter:
 
         ``values`` gives each ``{name}`` an integer or operand text. Several insertions at one place keep
         their order; the entry comes before a site at instruction 0. Raises SiteError ``[site-range]``,
-        ``[site-padding]``, ``[snippet-state]``, ``[snippet-value]``.
+        ``[site-padding]``, ``[site-collective]``, ``[snippet-state]``, ``[snippet-value]``.
         """
         count = len(self.kernel.words)
         if where == ENTRY:
@@ -120,6 +120,13 @@ class Rewriter:
                     "site-padding",
                     f"instruction {index} of {self.kernel.name} is padding behind its code",
                     f"the last instruction is {self.surroundings.padding - 1}",
+                )
+            if index in self.surroundings.collective:
+                raise SiteError(
+                    "site-collective",
+                    f"instruction {index} of {self.kernel.name} is run by one thread for its whole warp "
+                    "(WARPSYNC.COLLECTIVE region)",
+                    "choose the instruction behind the region, or the ordinary path that it stands in for",
                 )
         for name in snippet.state:
             if name not in self._reserved:

@@ -12,7 +12,7 @@ from gwatch.errors import UnsupportedError
 from gwatch.rewrite.registers import SPARE
 from gwatch.sass.cfg import Cfg, Flow, build_cfg, opcode_keys
 from gwatch.sass.control import NO_SCOREBOARD
-from gwatch.sass.latency import UNSEEN
+from gwatch.sass.latency import latency_class, latency_for
 from gwatch.sass.liveness import PredicateLiveness
 from gwatch.sass.motion import refuse_relative_returns, return_addresses
 from gwatch.sass.scoreboards import Waits, producers
@@ -62,6 +62,24 @@ class Surroundings:
         if first and flow.kind[first - 1] == Flow.BRANCH and flow.target[first - 1] == first - 1:
             first -= 1
         return first
+
+    @cached_property
+    def collective(self) -> frozenset[int]:
+        """Indices inside a collective region: from behind ``WARPSYNC.COLLECTIVE`` up to its ``ENDCOLLECTIVE``.
+
+        One thread runs those instructions for its whole warp, so code inserted there would not run per thread.
+        """
+        flow = self.cfg.flow
+        ends: list[int] = []
+        if "ENDCOLLECTIVE" in flow.mnemonics:
+            keys = opcode_keys(self.kernel.words)
+            ends = np.flatnonzero(keys == keys[flow.mnemonics["ENDCOLLECTIVE"]]).tolist()
+        inside: set[int] = set()
+        for start in np.flatnonzero(flow.kind == Flow.SPLIT).tolist():
+            target = int(flow.target[start])
+            end = next((item for item in ends if item > start), target - 1)
+            inside.update(range(start + 1, end + 1))
+        return frozenset(inside)
 
     @cached_property
     def max_threads(self) -> int | None:
@@ -140,12 +158,18 @@ class Surroundings:
         ]
 
     def _settled(self, index: int, predicate: int) -> bool:
-        for item in producers(self.cfg, self.view, self.waits, index, "P", predicate):
+        latency = latency_for(self.isa.arch.table)
+        try:
+            found = producers(self.cfg, self.view, self.waits, index, "P", predicate)
+        except UnsupportedError:
+            return False
+        for item in found:
+            facts = self.view.facts(item.index)
             board = int(self.view.control["write_scoreboard"][item.index])
-            fixed = self.view.facts(item.index).kind == "fixed"
-            if not (
-                item.distance >= UNSEEN if fixed else board != NO_SCOREBOARD and item.waited >> board & 1
-            ):
+            if facts.kind == "fixed":
+                if item.distance < latency.settled(latency_class(facts.opcode), "P"):
+                    return False
+            elif board == NO_SCOREBOARD or not item.waited >> board & 1:
                 return False
         return True
 

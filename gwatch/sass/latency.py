@@ -84,7 +84,7 @@ class LatencyTable:
             slowest = [
                 minimum
                 for pair, (minimum, _, seen) in self.pairs.items()
-                if pair[:2] == key and seen >= TRUST and pair[3] != "predicate"
+                if pair[:2] == key and seen >= TRUST
             ]
             known = max(UNSEEN, *slowest) if slowest else UNKNOWN
             self._settled[key] = max(known, self._floor(producer, file, ANY, ANY))

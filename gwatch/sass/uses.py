@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,12 +17,12 @@ import numpy.typing as npt
 
 from gwatch.errors import DecodeError
 from gwatch.sass.control import CONTROL_MASK, Control, control_fields
+from gwatch.sass.isa.vector import FILE_CODES, Uses
 
 if TYPE_CHECKING:
     from gwatch.sass.isa import Isa
 
 Words = npt.NDArray[np.uint64]
-FILES = ("R", "UR", "P", "UP", "B")
 UNKNOWN = "?"
 ADDEND = "addend"
 _ADDING = frozenset({"IMAD", "UIMAD", "FFMA", "DFMA", "HFMA2", "IDP", "IDP4A"})
@@ -151,7 +151,6 @@ class CodeView:
         self.words = words
         self.control = control_fields(words)
         self._facts: list[WordFacts | None] = [None] * len(words)
-        self._table: tuple[npt.NDArray[np.int32], ...] | None = None
 
     def __len__(self) -> int:
         return len(self.words)
@@ -170,38 +169,18 @@ class CodeView:
         cycle)."""
         return max(1, int(self.control["stall"][index]))
 
-    def _columns(self) -> tuple[npt.NDArray[np.int32], ...]:
-        """(index, file, first, count, write) of every use in the section."""
-        if self._table is None:
-            masked = self.words.copy()
-            masked[:, 1] = masked[:, 1] & ~_CONTROL_HIGH | _PLAIN_HIGH
-            packed = np.ascontiguousarray(masked).view([("low", "<u8"), ("high", "<u8")]).reshape(-1)
-            distinct, inverse = np.unique(packed, return_inverse=True)
-            rows: list[tuple[int, int, int, int]] = []
-            sizes = np.zeros(len(distinct), np.int64)
-            found: list[WordFacts] = []
-            for place, item in enumerate(distinct.tolist()):
-                facts = word_facts(self.isa, item[0] | item[1] << 64)
-                found.append(facts)
-                sizes[place] = len(facts.uses)
-                rows.extend((FILES.index(use.file), use.first, use.count, use.write) for use in facts.uses)
-            self._facts = [found[place] for place in inverse.tolist()]
-            flat = np.array(rows, np.int32).reshape(-1, 4)
-            starts = np.concatenate(([0], np.cumsum(sizes)))
-            per_word = sizes[inverse]
-            index = np.repeat(np.arange(len(self.words), dtype=np.int32), per_word)
-            within = np.arange(len(index)) - np.repeat(np.cumsum(per_word) - per_word, per_word)
-            picked = flat[np.repeat(starts[inverse], per_word) + within]
-            self._table = (index, picked[:, 0], picked[:, 1], picked[:, 2], picked[:, 3])
-        return self._table
+    @cached_property
+    def _uses(self) -> Uses:
+        return self.isa.uses(self.words)
 
     def named(self, file: str) -> set[int]:
         """All registers of ``file`` that some instruction of the section reads or writes.
 
         Where the tables can't list a word's uses, what its text names counts, with up to 16 registers each.
         """
-        _, files, first, count, _ = self._columns()
-        chosen = files == FILES.index(file)
+        uses = self._uses
+        chosen = uses.file == FILE_CODES[file]
+        first, count = uses.first.astype(np.int64), uses.count.astype(np.int64)
         out: set[int] = set()
         for start, length in np.unique(np.stack((first[chosen], count[chosen]), axis=1), axis=0).tolist():
             out.update(range(start, start + length))
@@ -213,30 +192,26 @@ class CodeView:
 
     def writers(self, file: str, register: int) -> npt.NDArray[np.int32]:
         """Indices of the instructions that write ``register`` of ``file``, sorted."""
-        index, files, first, count, write = self._columns()
-        chosen = (
-            (files == FILES.index(file)) & (write == 1) & (first <= register) & (register < first + count)
-        )
-        return np.unique(index[chosen])
-
-    def touching(self, file: str, register: int) -> npt.NDArray[np.int32]:
-        """Indices of the instructions that read or write ``register`` of ``file``, sorted."""
-        index, files, first, count, _ = self._columns()
-        chosen = (files == FILES.index(file)) & (first <= register) & (register < first + count)
-        return np.unique(index[chosen])
+        uses = self._uses
+        chosen = (uses.file == FILE_CODES[file]) & uses.write
+        chosen &= (uses.first <= register) & (register < uses.first + uses.count)
+        return np.unique(uses.index[chosen])
 
     def incomplete(self) -> list[int]:
         """Indices of the words whose reads and writes the tables can't list completely."""
-        self._columns()
-        return [index for index in range(len(self)) if not self.facts(index).complete]
+        found: list[int] = np.flatnonzero(~self._uses.complete).tolist()
+        return found
 
     def predicate_masks(self) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
         """Per instruction: predicates it reads (guard included), and those it surely overwrites (bit n = Pn)."""
-        index, files, first, count, write = self._columns()
-        chosen = files == FILES.index("P")
-        bits = (((1 << count[chosen]) - 1) << first[chosen]) & 0x7F
+        uses = self._uses
+        chosen = uses.file == FILE_CODES["P"]
+        index, write = uses.index, uses.write
+        bits = (
+            ((1 << uses.count[chosen].astype(np.int64)) - 1) << uses.first[chosen].astype(np.int64)
+        ) & 0x7F
         reads, kills = np.zeros(len(self), np.uint8), np.zeros(len(self), np.uint8)
-        written = write[chosen] == 1
+        written = write[chosen]
         np.bitwise_or.at(reads, index[chosen][~written], bits[~written].astype(np.uint8))
         np.bitwise_or.at(kills, index[chosen][written], bits[written].astype(np.uint8))
         for row in self.incomplete():
