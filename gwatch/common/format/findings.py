@@ -60,8 +60,10 @@ def findings(run: Run) -> list[Finding]:
     """All findings of a run, weightiest first; empty when nothing stands out."""
     if len(run.intervals) == 0:
         return []
-    found = [*_role_waits(run), *_slow_blocks(run), *_uneven_rows(run), *_tail(run), *_spread(run),
-             *_resolution(run), *_probe_cost(run)]
+    slow = list(_slow_blocks(run))
+    uneven = _uneven_rows(run, [f.evidence["block"] for f in slow])
+    found = [*slow, *uneven, *_role_waits(run), *_tail(run), *_spread(run), *_resolution(run),
+             *_probe_cost(run)]
     return sorted(found, key=lambda f: (-f.weight, f.code, f.text))
 
 
@@ -134,7 +136,9 @@ def _slow_blocks(run: Run) -> Iterator[Finding]:
                   {"block": block, "smid": sm, "took": took, "median": middle, "ratio": ratio})
 
 
-def _uneven_rows(run: Run) -> Iterator[Finding]:
+def _uneven_rows(run: Run, slow_blocks: list[int]) -> Iterator[Finding]:
+    """Rows of unusual active time, unless their whole block is so."""
+    block = run.trace.rows.block
     names, role = tables.row_roles(run.intervals, run.scope, run.labels, run.roles, len(run.trace.rows))
     _, per_row = tables.pipeline(run.cover, run.trace)
     for who, name in [*enumerate(names), (-1, "")]:
@@ -144,6 +148,9 @@ def _uneven_rows(run: Run) -> Iterator[Finding]:
             continue
         place, ratio = found
         row, active = int(mine[place, 0]), int(mine[place, 1])
+        peers = mine[(block[mine[:, 0]] == block[row]) & (mine[:, 0] != row), 1]
+        if active < UNEVEN * np.median(peers) if len(peers) else int(block[row]) in slow_blocks:
+            continue
         yield Finding("uneven-rows", f"{locator(run.trace.rows, row)} is active {duration(active, run.unit)}, "
                       f"{ratio:.1f} times the median {name or 'row'}", (1 - 1 / ratio) / 2,
                       {"role": name, "row": row, "active": active, "ratio": ratio})

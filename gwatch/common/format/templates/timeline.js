@@ -38,7 +38,7 @@ class Timeline {
     let last = null;
     for (const i of order) {
       const scope = this.meta.scopes[i];
-      if (scope.role && scope.role !== last) box.append(element("b", scope.role));
+      if (this.meta.roles.length && scope.role !== last) box.append(element("b", scope.role || "other"));
       last = scope.role;
       const label = element("label"), tick = element("input"), swatch = element("i");
       tick.type = "checkbox";
