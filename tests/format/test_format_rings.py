@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from gwatch.common.format import File
 from gwatch.common.format.run import run_of
 from gwatch.cuda.xtrace.decode import decode_ring
 from gwatch.cuda.xtrace.format import Section_IntraKernelTrace, decoded_result
+from gwatch.cuda.xtrace.result import TraceResult
 from gwatch.rewrite.ring import Keep, RecordKind, RingFormat, RingLayout
 
 REGIONS = [(0, 1, "thread"), (1, 0, "back"), (2, 3, "warp"), (3, 2, "warp back")]
@@ -78,6 +80,29 @@ def test_no_interval_is_told_that_did_not_happen(seed, keep, depth, block, grid)
     assert int(rows.dropped.sum()) == decoded.dropped_total == run.analysis["dropped"]
     if decoded.dropped_total:
         assert run.verdict.trustworthy == "no" and "dropped" in run.verdict.reasons[0]
+
+
+def test_a_trace_result_is_told_without_its_row_form():
+    writer, decoded, layout = simulate(3, Keep.NEWEST, 64, (64, 1, 1), (2, 1, 1))
+    result = TraceResult(decoded_result(decoded, writer.map, layout))
+    run = run_of(result, REGIONS)
+    assert len(run.trace) == len(decoded.records) > 100
+    assert not dict.__contains__(result, "trace_results")
+    # Made when asked for, it says the same: the same rows, sites and times, SM origins taken off.
+    rows = result["trace_results"]
+    told = {(int(run.trace.rows.tid[r]), int(s), int(t + run.trace.rows.origin[r])) for r, s, t in zip(
+        run.trace.row, run.trace.site, run.trace.time, strict=True)}
+    assert {(r["global_tid"], r["site_id"], r["timestamp"]) for r in rows} == told
+
+
+def test_the_sections_old_and_new_import_path_are_one_class():
+    code = ("import sys; from gwatch.cuda.xtrace.format import Section_IntraKernelTrace as a;"
+            "from gwatch.cuda.trace.format import Section_IntraKernelTrace as b;"
+            "from gwatch.common.format import Section_IntraKernelTrace as c; assert a is b is c;"
+            "assert not any(m.split('.')[0] in ('cuda', 'torch', 'cupy') for m in sys.modules)")
+    done = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).resolve().parents[2], check=False,
+                          capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_decoded_ring_becomes_a_report(tmp_path):
