@@ -213,36 +213,36 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="fewer launches for each figure")
     args = parser.parse_args()
     rounds = 5 if args.quick else 15
+    found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "cost.cubin"
-        subprocess.run(
-            ["nvcc", "-cubin", "-arch=sm_90", "-o", str(path), str(Path(__file__).with_name("cost.cu"))],
-            check=True,
-        )
-        rows = chain(path, rounds)
-        copied = copy_bandwidth(path, rounds)
-    product = tensor_core_product(rounds)
-    if args.json:
-        print(json.dumps({"loops": rows, "copy_GBps": copied, "tensor_core": product}))
-        return 0
+        source = Path(__file__).with_name("cost.cu")
+        subprocess.run(["nvcc", "-cubin", "-arch=sm_90", "-o", str(path), str(source)], check=True)
+        found["loops"] = chain(path, rounds)
+        if not args.json:
+            print_loops(found["loops"])
+        found["copy_GBps"] = copy_bandwidth(path, rounds)
+        if not args.json:
+            print("copy, GB/s:", found["copy_GBps"], flush=True)
+    found["tensor_core"] = tensor_core_product(rounds)
+    print(json.dumps(found) if args.json else f"tensor-core product: {found['tensor_core']}")
+    return 0
+
+
+def print_loops(rows: list[dict[str, Any]]) -> None:
+    """The cycles per record, a line a recorder, a column a shape."""
     for kernel in ("chain_plain", "issue_bound"):
         mine = [row for row in rows if row["loop"] == kernel and "shape" in row]
         bases = {row["shape"]: row["base"] for row in mine}
-        print(
-            f"{kernel}: extra cycles per record (base trip: "
-            + ", ".join(f"{shape} {base:.0f}" for shape, base in bases.items())
-            + ")"
-        )
+        trips = ", ".join(f"{shape} {base:.0f}" for shape, base in bases.items())
+        print(f"{kernel}: extra cycles per record (base trip: {trips})")
         for name in dict.fromkeys(row["recorder"] for row in mine):
             cells = [f"{row['cycles']:8.1f} ±{row['spread']:.1f}" for row in mine if row["recorder"] == name]
             print(f"  {name:28}" + "".join(f"{cell:>16}" for cell in cells))
         for name, text in next(
             row["facts"] for row in rows if row["loop"] == kernel and "facts" in row
         ).items():
-            print(f"  {name}: {text}")
-    print("copy, GB/s:", copied)
-    print("tensor-core product:", product)
-    return 0
+            print(f"  {name}: {text}", flush=True)
 
 
 if __name__ == "__main__":

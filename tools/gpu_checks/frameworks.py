@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -29,7 +30,7 @@ def _in_place(fn: Callable[[], Any], kernel: str, **options: Any) -> Facts:
     ]
     sites = [SassTraceSite(0), *(SassTraceSite(i) for i in exits)]
     before = fn()
-    result = trace(fn, kernel, sites, clock_type="anchor", **options)
+    result = trace(fn, re.escape(definition.name), sites, clock_type="anchor", passes=2, **options)
     after = fn()
     for left, right in zip(_bytes(before), _bytes(after), strict=True):
         same("output", left, right)

@@ -90,14 +90,17 @@ class Program:
         return found
 
     def indices(self, kernel: str, mark: str) -> list[int]:
-        """Instruction indices of the marked line in a kernel."""
+        """Instruction indices of the marked line in a kernel, code inlined into it included."""
         definition = self.cubin.get_kerneldef_by_name(kernel)
-        size = 16
-        return [
-            i
-            for i in range(len(definition.list_instructions))
-            if (definition.map_address_to_line.get(i * size) or (None, None))[1] == self.marks[mark]
-        ]
+        found = []
+        for i in range(len(definition.list_instructions)):
+            pc = 16 * i
+            lines = [(definition.map_address_to_line.get(pc) or (None, None))[1]]
+            lines += [call.line for call in definition.inlined_at.get(pc, ())]
+            if self.marks[mark] in lines:
+                found.append(i)
+        assert found, f"no instruction of {kernel} comes from line {self.marks[mark]} ({mark})"
+        return found
 
     def find(self, kernel: str, pattern: str, mark: str | None = None) -> list[tuple[int, re.Match[str]]]:
         """(index, match) of the instructions whose text matches, in the whole kernel or on a marked line."""
@@ -112,7 +115,9 @@ MATMUL = Program(ROOT / "examples/cuda/trace/matmul.cu")
 
 
 def trace(fn: Callable[[], Any], kernel: str, sites: list[Any], **options: Any) -> Any:
-    """``do_trace`` on the SASS tier with fewer passes than the default: these checks look at records, not at times."""
+    """``do_trace`` of the kernel of exactly this name, with few passes: these checks look at records,
+    not at times.
+    """
     options.setdefault("passes", 1)
     return do_trace(
         fn=fn,

@@ -1,0 +1,754 @@
+"""Own PTX that makes ptxas write instructions no corpus has: one small kernel per PTX statement.
+
+The statements are generated from lists of types, state spaces, cache operators and shapes; those that an architecture
+or a compiler refuses are dropped one by one. Only the words count, so a kernel need not make sense when run.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from gwatch.errors import ToolError
+from isa_learning.corpus import text_words
+from isa_learning.probe import CONTROL_MASK
+
+PTX_VERSION = "9.0"
+BATCH = 60
+
+_REGISTERS = """.reg .pred %p<8>; .reg .b16 %h<16>; .reg .b32 %r<80>; .reg .f32 %f<140>; .reg .b64 %l<20>;
+.reg .f64 %d<12>; .reg .b128 %q<4>;
+"""
+_LOADS = """ld.param.u64 %l0,[p]; ld.param.u64 %l1,[p+8]; ld.param.u32 %r0,[p+16]; ld.param.u32 %r1,[p+20];
+ld.global.u32 %r2,[%l0]; ld.global.u32 %r3,[%l0+4]; ld.global.u32 %r4,[%l0+8]; ld.global.u32 %r5,[%l0+12];
+ld.global.f32 %f0,[%l0+16]; ld.global.f32 %f1,[%l0+20]; ld.global.f32 %f2,[%l0+24]; ld.global.f64 %d0,[%l0+32];
+ld.global.f64 %d1,[%l0+40]; ld.global.f64 %d2,[%l0+48]; ld.global.u64 %l2,[%l0+56]; ld.global.u64 %l3,[%l0+64];
+ld.global.u16 %h0,[%l0+72]; ld.global.u16 %h1,[%l0+74]; ld.global.u16 %h2,[%l0+76]; setp.gt.s32 %p0,%r2,%r3;
+setp.lt.s32 %p1,%r4,%r5;
+"""
+_STORE = {"r": "st.global.u32 [%l1],{0};", "f": "st.global.f32 [%l1],{0};", "l": "st.global.u64 [%l1],{0};",
+          "d": "st.global.f64 [%l1],{0};", "h": "st.global.u16 [%l1],{0};",
+          "p": "selp.u32 %r79,1,%r0,{0}; st.global.u32 [%l1],%r79;", "": ""}
+
+
+def _kernel(name: str, body: str, outputs: Sequence[str]) -> str:
+    stores = []
+    for n, output in enumerate(outputs):
+        kind = output[1]
+        stores.append(_STORE[kind].format(output).replace("[%l1]", f"[%l1+{16 * n}]"))
+    return (f".visible .entry {name}(.param .align 8 .b8 p[256]) {{\n{_REGISTERS}.shared .align 128 .b8 sh[1024];\n"
+            f".local .align 16 .b8 lo[256];\n{_LOADS}{body}\n{' '.join(stores)}\nret;\n}}\n")
+
+
+def statements() -> Iterator[tuple[str, tuple[str, ...]]]:
+    """(PTX, registers to store) pairs."""
+    yield from _special_registers()
+    yield from _memory()
+    yield from _atomics()
+    yield from _integer()
+    yield from _floating()
+    yield from _half()
+    yield from _convert()
+    yield from _warp()
+    yield from _barriers()
+    yield from _matrix()
+    yield from _asynchronous()
+    yield from _texture()
+    yield from _control()
+
+
+def _special_registers() -> Iterator[tuple[str, tuple[str, ...]]]:
+    names = [*(f"{n}.{c}" for n in ("tid", "ntid", "ctaid", "nctaid", "clusterid", "nclusterid", "cluster_ctaid",
+                                    "cluster_nctaid") for c in "xyz"),
+             "laneid", "warpid", "nwarpid", "smid", "nsmid", "gridid", "lanemask_eq", "lanemask_le", "lanemask_lt",
+             "lanemask_ge", "lanemask_gt", "clock", "clock_hi", "globaltimer_lo", "globaltimer_hi", "cluster_ctarank",
+             "cluster_nctarank", "is_explicit_cluster", "total_smem_size", "aggr_smem_size", "dynamic_smem_size",
+             "reserved_smem_offset_begin", *(f"pm{n}" for n in range(8)), *(f"envreg{n}" for n in range(4))]
+    for name in names:
+        if name == "is_explicit_cluster":
+            yield "mov.pred %p2,%is_explicit_cluster;", ("%p2",)
+            continue
+        yield f"mov.u32 %r10,%{name};", ("%r10",)
+        yield f"mov.u32 %r10,%{name}; setp.eq.u32 %p2,%r10,0; @%p2 bra L; st.global.u32 [%l1+64],%r10; L:", ("%r10",)
+    for name in ("clock64", "globaltimer", "current_graph_exec", *(f"pm{n}_64" for n in range(4))):
+        yield f"mov.u64 %l10,%{name};", ("%l10",)
+
+
+def _memory() -> Iterator[tuple[str, tuple[str, ...]]]:
+    spaces = {"global": "%l0", "shared": "%r0", "local": "lo", "": "%l0", "const": "%l0", "shared::cluster": "%r0"}
+    types = ("b8", "u8", "s8", "b16", "u16", "s16", "b32", "u32", "b64", "f32", "f64", "b128")
+    register = {"8": "%h10", "16": "%h10", "32": "%r10", "64": "%l10", "28": "%q1"}
+    vectors = {"": 1, ".v2": 2, ".v4": 4, ".v8": 8}
+    modes = ("", ".ca", ".cg", ".cs", ".lu", ".cv", ".volatile", ".relaxed.cta", ".relaxed.gpu", ".relaxed.sys",
+             ".relaxed.cluster", ".acquire.cta", ".acquire.gpu", ".acquire.sys", ".acquire.cluster", ".weak", ".mmio.relaxed.sys",
+             ".nc", ".nc.L1::evict_first", ".nc.L1::no_allocate", ".L1::evict_first", ".L1::evict_last",
+             ".L1::evict_unchanged", ".L1::no_allocate", ".L2::64B", ".L2::128B", ".L2::256B", ".nc.L2::128B",
+             ".nc.L2::256B", ".L1::no_allocate.L2::256B", ".nc.L1::no_allocate.L2::128B", ".nc.L1::evict_last")
+    for (space, address), kind, (vector, count), mode in itertools.product(spaces.items(), types, vectors.items(), modes):
+        width = kind[1:][-2:] if kind[1:] != "8" else "8"
+        if count > 1 and kind[0] != "b" and kind not in ("f32", "u8", "u16"):
+            continue
+        base = register[width]
+        if kind == "f32":
+            base = "%f10"
+        if kind == "f64":
+            base = "%d5"
+        prefix, number = re.match(r"(%\w)(\d+)", base).groups()  # type: ignore[union-attr]
+        names = [f"{prefix}{int(number) + n}" for n in range(count)]
+        value = names[0] if count == 1 else "{" + ",".join(names) + "}"
+        order, dot = (mode.split(".", 2)[1], mode) if mode else ("", "")
+        at = f".{space}" if space else ""
+        semantic = order in ("volatile", "relaxed", "acquire", "weak", "mmio")
+        left, right = (dot + at, "") if semantic else (at, dot)
+        outputs = tuple(names) if prefix in "%r%f%l%d%h" and prefix != "%q" else ()
+        for offset in ("", "+64"):
+            if offset and mode not in ("", ".volatile"):
+                continue
+            yield f"ld{left}{right}{vector}.{kind} {value},[{address}{offset}];", outputs
+            if ".nc" in mode or space == "const":
+                continue
+            store = dot.replace("acquire", "release").replace(".ca", ".wb").replace(".lu", ".wb").replace(".cv", ".wt")
+            left2, right2 = (store + at, "") if semantic else (at, store)
+            sources = {"%r": ["%r2", "%r3", "%r4", "%r5"], "%f": ["%f0", "%f1", "%f2", "%f0"],
+                       "%l": ["%l2", "%l3", "%l2", "%l3"], "%d": ["%d0", "%d1", "%d2", "%d0"],
+                       "%h": ["%h0", "%h1", "%h2", "%h0"]}.get(prefix)
+            if sources is None or count > 4:
+                continue
+            data = sources[0] if count == 1 else "{" + ",".join(sources[:count]) + "}"
+            yield f"st{left2}{right2}{vector}.{kind} [{address}{offset}],{data};", ()
+    for space, op in itertools.product(("global", ""), ("prefetch.{}L1", "prefetch.{}L2", "prefetch.{}L2::evict_last",
+                                                        "prefetch.{}L2::evict_normal", "applypriority.{}L2::evict_normal",
+                                                        "discard.{}L2")):
+        text = op.format(f"{space}." if space else "")
+        yield f"{text} [%l0]{', 128' if text[0] in 'ad' else ''};", ()
+    yield "prefetchu.L1 [%l0];", ()
+    for policy in ("L2::evict_first", "L2::evict_last", "L2::evict_normal", "L2::evict_unchanged"):
+        yield (f"createpolicy.fractional.{policy}.b64 %l5,0.5; ld.global.L2::cache_hint.u32 %r10,[%l0],%l5;", ("%r10",))
+        yield f"createpolicy.fractional.{policy}.b64 %l5,1.0; st.global.L2::cache_hint.u32 [%l0],%r2,%l5;", ()
+    for space in ("global", "shared", "local", "const", "shared::cluster", "param"):
+        yield f"isspacep.{space} %p2,%l2;", ("%p2",)
+        yield f"cvta.{space}.u64 %l10,%l2;", ("%l10",)
+        yield f"cvta.to.{space}.u64 %l10,%l2;", ("%l10",)
+    yield "mapa.shared::cluster.u32 %r10,%r2,%r3;", ("%r10",)
+    yield "mapa.u64 %l10,%l2,%r3;", ("%l10",)
+    yield "getctarank.shared::cluster.u32 %r10,%r2;", ("%r10",)
+    yield "getctarank.u64 %r10,%l2;", ("%r10",)
+
+
+def _atomics() -> Iterator[tuple[str, tuple[str, ...]]]:
+    ops = {"add": ("u32", "s32", "u64", "f32", "f64", "noftz.f16", "noftz.f16x2", "noftz.bf16", "noftz.bf16x2"),
+           "min": ("u32", "s32", "u64", "s64", "noftz.f16x2", "noftz.bf16x2"),
+           "max": ("u32", "s32", "u64", "s64", "noftz.f16x2", "noftz.bf16x2"), "inc": ("u32",), "dec": ("u32",),
+           "and": ("b32", "b64"), "or": ("b32", "b64"), "xor": ("b32", "b64"), "exch": ("b32", "b64", "b128"),
+           "cas": ("b16", "b32", "b64", "b128")}
+    sources = {"u32": "%r2", "s32": "%r2", "b32": "%r2", "u64": "%l2", "s64": "%l2", "b64": "%l2", "f32": "%f0",
+               "f64": "%d0", "f16": "%h0", "bf16": "%h0", "f16x2": "%r2", "bf16x2": "%r2", "b16": "%h0", "b128": "%q0"}
+    targets = {"%r": "%r10", "%l": "%l10", "%f": "%f10", "%d": "%d5", "%h": "%h10", "%q": "%q1"}
+    for (space, address), order, (op, kinds) in itertools.product(
+            (("global", "%l0"), ("shared", "%r0"), ("", "%l0"), ("shared::cluster", "%r0")),
+            ("", ".relaxed.cta", ".relaxed.gpu", ".relaxed.sys", ".acquire.gpu", ".release.gpu", ".acq_rel.gpu",
+             ".acq_rel.sys", ".acq_rel.cta", ".relaxed.cluster", ".acq_rel.cluster"), ops.items()):
+        for kind in kinds:
+            source = sources[kind.split(".")[-1]]
+            target = targets[source[:2]]
+            at = f".{space}" if space else ""
+            extra = {"%r": ",%r3", "%l": ",%l3", "%h": ",%h1", "%q": ",%q2"}.get(source[:2], "") if op == "cas" else ""
+            setup = "mov.b128 %q0,{%l2,%l3}; mov.b128 %q2,{%l3,%l2};" if "b128" in kind else ""
+            outputs = (target,) if target[1] in "rfldh" else ()
+            for offset in ("", "+16"):
+                yield f"{setup} atom{order}{at}.{op}.{kind} {target},[{address}{offset}],{source}{extra};", outputs
+                if op not in ("exch", "cas") and not any(o in order for o in ("acq",)):
+                    yield f"red{order}{at}.{op}.{kind} [{address}{offset}],{source};", ()
+    for vector, kind in (("v2", "f32"), ("v4", "f32"), ("v2", "f16x2"), ("v4", "f16x2"), ("v2", "bf16x2"), ("v4", "bf16x2")):
+        name = "%f" if kind == "f32" else "%r"
+        data = [f"{name}{n % 3 + (0 if kind == 'f32' else 2)}" for n in range(int(vector[1]))]
+        out = [f"{name}{10 + n}" for n in range(int(vector[1]))]
+        noftz = "" if kind == "f32" else ".noftz"
+        yield (f"atom.global.{vector}.{kind}.add{noftz} {{{','.join(out)}}},[%l0],{{{','.join(data)}}};", tuple(out))
+        yield f"atom.global.add{noftz}.{vector}.{kind} {{{','.join(out)}}},[%l0],{{{','.join(data)}}};", tuple(out)
+        yield f"red.global.add{noftz}.{vector}.{kind} [%l0],{{{','.join(data)}}};", ()
+    for op in ("add", "min", "max", "and", "or", "xor"):
+        for kind in ("u32", "s32", "b32", "u64", "f16x2", "bf16x2"):
+            reg = "%l10" if "64" in kind else "%r10"
+            yield f"multimem.ld_reduce.relaxed.sys.global.{op}.{kind} {reg},[%l0];", (reg,)
+            yield f"multimem.red.relaxed.sys.global.{op}.{kind} [%l0],{'%l2' if '64' in kind else '%r2'};", ()
+
+
+def _integer() -> Iterator[tuple[str, tuple[str, ...]]]:
+    two = {"u32": "%r", "s32": "%r", "u64": "%l", "s64": "%l", "u16": "%h", "s16": "%h"}
+    first = {"%r": ("%r2", "%r3", "%r4"), "%l": ("%l2", "%l3", "%l2"), "%h": ("%h0", "%h1", "%h2")}
+    out = {"%r": "%r10", "%l": "%l10", "%h": "%h10"}
+    for op, kind in itertools.product(("add", "sub", "mul.lo", "mul.hi", "div", "rem", "min", "max"), two):
+        a, b, _ = first[two[kind]]
+        for right in (b, "7", "-3" if kind[0] == "s" else "65521", "0"):
+            if right == "0" and op in ("div", "rem"):
+                continue
+            yield f"{op}.{kind} {out[two[kind]]},{a},{right};", (out[two[kind]],)
+    for op, kind in itertools.product(("mad.lo", "mad.hi"), two):
+        a, b, c = first[two[kind]]
+        yield f"{op}.{kind} {out[two[kind]]},{a},{b},{c};", (out[two[kind]],)
+        yield f"{op}.{kind} {out[two[kind]]},{a},13,{c};", (out[two[kind]],)
+    for kind in ("u32", "s32", "u16", "s16"):
+        wide = "%l10" if "32" in kind else "%r10"
+        a, b, _ = first[two[kind]]
+        yield f"mul.wide.{kind} {wide},{a},{b};", (wide,)
+        yield f"mul.wide.{kind} {wide},{a},12;", (wide,)
+        yield f"mad.wide.{kind} {wide},{a},{b},{'%l2' if '32' in kind else '%r4'};", (wide,)
+    for op in ("add", "sub"):
+        yield f"{op}.cc.u32 %r10,%r2,%r3; {op}c.cc.u32 %r11,%r4,%r5; {op}c.u32 %r12,%r2,%r5;", ("%r10", "%r11", "%r12")
+        yield f"{op}.cc.u64 %l10,%l2,%l3; {op}c.u64 %l11,%l2,%l3;", ("%l10", "%l11")
+    yield "mad.lo.cc.u32 %r10,%r2,%r3,%r4; madc.hi.u32 %r11,%r2,%r3,%r5;", ("%r10", "%r11")
+    yield "mad.hi.cc.u32 %r10,%r2,%r3,%r4; madc.lo.cc.u32 %r11,%r2,%r3,%r5; addc.u32 %r12,0,0;", ("%r10", "%r11", "%r12")
+    for op in ("add.sat.s32", "sub.sat.s32", "mul24.lo.s32", "mul24.hi.u32", "mul24.lo.u32"):
+        yield f"{op} %r10,%r2,%r3;", ("%r10",)
+    yield "mad24.lo.s32 %r10,%r2,%r3,%r4;", ("%r10",)
+    yield "mad.hi.sat.s32 %r10,%r2,%r3,%r4;", ("%r10",)
+    for op in ("abs.s32", "neg.s32", "not.b32", "cnot.b32", "popc.b32", "clz.b32", "brev.b32", "bfind.u32", "bfind.s32",
+               "bfind.shiftamt.u32", "bfind.shiftamt.s32"):
+        yield f"{op} %r10,%r2;", ("%r10",)
+    for op in ("abs.s64", "neg.s64", "not.b64", "brev.b64"):
+        yield f"{op} %l10,%l2;", ("%l10",)
+    for op in ("popc.b64", "clz.b64", "bfind.u64", "bfind.s64", "bfind.shiftamt.u64"):
+        yield f"{op} %r10,%l2;", ("%r10",)
+    for op in ("and.b32", "or.b32", "xor.b32", "shl.b32", "shr.u32", "shr.s32", "bmsk.clamp.b32", "bmsk.wrap.b32",
+               "szext.clamp.u32", "szext.clamp.s32", "szext.wrap.s32", "szext.wrap.u32"):
+        for right in ("%r3", "5", "0xff00"):
+            yield f"{op} %r10,%r2,{right};", ("%r10",)
+    for op in ("and.b64", "or.b64", "xor.b64"):
+        yield f"{op} %l10,%l2,%l3;", ("%l10",)
+    for op in ("shl.b64", "shr.u64", "shr.s64"):
+        yield f"{op} %l10,%l2,%r3;", ("%l10",)
+        yield f"{op} %l10,%l2,9;", ("%l10",)
+    for mode, direction in itertools.product(("clamp", "wrap"), "lr"):
+        for right in ("%r4", "11"):
+            yield f"shf.{direction}.{mode}.b32 %r10,%r2,%r3,{right};", ("%r10",)
+    for kind in ("u32", "s32", "u64", "s64"):
+        reg, a = ("%r10", "%r2") if "32" in kind else ("%l10", "%l2")
+        yield f"bfe.{kind} {reg},{a},%r3,%r4;", (reg,)
+        yield f"bfe.{kind} {reg},{a},4,9;", (reg,)
+    yield "bfi.b32 %r10,%r2,%r3,%r4,%r5;", ("%r10",)
+    yield "bfi.b32 %r10,%r2,%r3,4,9;", ("%r10",)
+    for lut in (0x96, 0xE8, 0xC0, 0xFE, 0x3C, 0x01):
+        yield f"lop3.b32 %r10,%r2,%r3,%r4,{lut};", ("%r10",)
+        yield f"lop3.b32 %r10,%r2,0x1234,%r4,{lut};", ("%r10",)
+        for how in ("or", "and"):
+            yield f"lop3.{how}.b32 %r10|%p2,%r2,%r3,%r4,{lut},%p0;", ("%r10", "%p2")
+    for mode in ("", ".f4e", ".b4e", ".rc8", ".ecl", ".ecr", ".rc16"):
+        for right in ("%r4", "0x5410" if not mode else "2"):
+            yield f"prmt.b32{mode} %r10,%r2,%r3,{right};", ("%r10",)
+    for op in ("dp4a", "dp2a.lo", "dp2a.hi"):
+        for a, b in itertools.product(("u32", "s32"), repeat=2):
+            yield f"{op}.{a}.{b} %r10,%r2,%r3,%r4;", ("%r10",)
+    for a, b in itertools.product(("u32", "s32"), repeat=2):
+        yield f"sad.{a} %r10,%r2,%r3,%r4;", ("%r10",)
+    for op in ("vadd", "vsub", "vabsdiff", "vmin", "vmax"):
+        for sel in ("", ".b1", ".h1"):
+            yield f"{op}.u32.u32.u32 %r10,%r2{sel},%r3;", ("%r10",)
+            yield f"{op}.s32.s32.s32.sat %r10,%r2{sel},%r3{sel};", ("%r10",)
+            yield f"{op}.s32.s32.u32.add %r10,%r2{sel},%r3,%r4;", ("%r10",)
+    for op in ("vadd2", "vsub2", "vavrg2", "vabsdiff2", "vmin2", "vmax2", "vadd4", "vsub4", "vavrg4", "vabsdiff4", "vmin4",
+               "vmax4"):
+        for kind in ("u32.u32.u32", "s32.s32.s32", "s32.s32.u32"):
+            for tail in ("", ".sat", ".add"):
+                yield f"{op}.{kind}{tail} %r10,%r2,%r3,%r4;", ("%r10",)
+    for op in ("vset2", "vset4"):
+        for cmp in ("eq", "lt", "ge"):
+            yield f"{op}.u32.u32.{cmp} %r10,%r2,%r3,%r4;", ("%r10",)
+    for op, kind in itertools.product(("min", "max"), ("u16x2", "s16x2", "relu.s16x2", "relu.s32")):
+        name = f"{op}.{kind}" if not kind.startswith("relu") else f"{op}.relu.{kind[5:]}"
+        yield f"{name} %r10,%r2,%r3;", ("%r10",)
+    yield "add.u16x2 %r10,%r2,%r3;", ("%r10",)
+    for cmp, kind in itertools.product(("eq", "ne", "lt", "le", "gt", "ge", "lo", "ls", "hi", "hs"),
+                                       ("u32", "s32", "u64", "s64", "u16", "s16", "b32")):
+        a, b, _ = first[two.get(kind, "%r")]
+        for right in (b, "0", "77"):
+            yield f"setp.{cmp}.{kind} %p2,{a},{right};", ("%p2",)
+        for combine in ("and", "or", "xor"):
+            yield f"setp.{cmp}.{combine}.{kind} %p2|%p3,{a},{b},%p0;", ("%p2", "%p3")
+            yield f"setp.{cmp}.{combine}.{kind} %p2,{a},{b},!%p0;", ("%p2",)
+        if kind in ("u32", "s32", "u64"):
+            yield f"set.{cmp}.u32.{kind} %r10,{a},{b};", ("%r10",)
+    for kind in ("b32", "b64", "b16", "f32", "f64"):
+        reg = {"b32": "%r", "b64": "%l", "b16": "%h", "f32": "%f", "f64": "%d"}[kind]
+        names = {"%r": ("%r2", "%r3", "%r10"), "%l": ("%l2", "%l3", "%l10"), "%h": ("%h0", "%h1", "%h10"),
+                 "%f": ("%f0", "%f1", "%f10"), "%d": ("%d0", "%d1", "%d5")}[reg]
+        yield f"selp.{kind} {names[2]},{names[0]},{names[1]},%p0;", (names[2],)
+    yield "slct.u32.s32 %r10,%r2,%r3,%r4;", ("%r10",)
+    yield "slct.f32.f32 %f10,%f0,%f1,%f2;", ("%f10",)
+    for op in ("and", "or", "xor"):
+        yield f"{op}.pred %p2,%p0,%p1;", ("%p2",)
+        yield f"not.pred %p3,%p1; {op}.pred %p2,%p0,%p3;", ("%p2",)
+
+
+def _floating() -> Iterator[tuple[str, tuple[str, ...]]]:
+    for ftz, sat, rnd in itertools.product(("", ".ftz"), ("", ".sat"), ("", ".rn", ".rz", ".rm", ".rp")):
+        for op in ("add", "sub", "mul"):
+            for right in ("%f1", "0f3FC00000", "0fC47A0000"):
+                yield f"{op}{rnd}{ftz}{sat}.f32 %f10,%f0,{right};", ("%f10",)
+        yield f"neg.f32 %f20,%f1; abs.f32 %f21,%f0; add{rnd}{ftz}{sat}.f32 %f10,%f21,%f20;", ("%f10",)
+        if rnd:
+            for b, c in (("%f1", "%f2"), ("0f3FC00000", "%f2"), ("%f1", "0f3FC00000")):
+                yield f"fma{rnd}{ftz}{sat}.f32 %f10,%f0,{b},{c};", ("%f10",)
+            yield f"neg.f32 %f20,%f1; neg.f32 %f21,%f2; fma{rnd}{ftz}{sat}.f32 %f10,%f0,%f20,%f21;", ("%f10",)
+            if not sat:
+                yield f"div{rnd}{ftz}.f32 %f10,%f0,%f1;", ("%f10",)
+                yield f"sqrt{rnd}{ftz}.f32 %f10,%f0;", ("%f10",)
+                yield f"rcp{rnd}{ftz}.f32 %f10,%f0;", ("%f10",)
+    for rnd in (".rn", ".rz", ".rm", ".rp"):
+        for op in ("add", "mul", "sub", "div"):
+            yield f"{op}{rnd}.f64 %d5,%d0,%d1;", ("%d5",)
+            yield f"{op}{rnd}.f64 %d5,%d0,0d3FF8000000000000;", ("%d5",)
+        yield f"fma{rnd}.f64 %d5,%d0,%d1,%d2;", ("%d5",)
+        yield f"neg.f64 %d6,%d1; abs.f64 %d7,%d0; fma{rnd}.f64 %d5,%d7,%d6,%d2;", ("%d5",)
+        yield f"fma{rnd}.f64 %d5,%d0,0d3FF8000000000000,%d2;", ("%d5",)
+        yield f"fma{rnd}.f64 %d5,%d0,%d1,0d4024000000000000;", ("%d5",)
+        yield f"sqrt{rnd}.f64 %d5,%d0;", ("%d5",)
+        yield f"rcp{rnd}.f64 %d5,%d0;", ("%d5",)
+    for op in ("rcp.approx", "rsqrt.approx", "sqrt.approx", "sin.approx", "cos.approx", "lg2.approx", "ex2.approx"):
+        for ftz in ("", ".ftz"):
+            yield f"{op}{ftz}.f32 %f10,%f0;", ("%f10",)
+            yield f"neg.f32 %f20,%f0; {op}{ftz}.f32 %f10,%f20;", ("%f10",)
+            yield f"abs.f32 %f20,%f0; {op}{ftz}.f32 %f10,%f20;", ("%f10",)
+    yield "tanh.approx.f32 %f10,%f0;", ("%f10",)
+    yield "rcp.approx.ftz.f64 %d5,%d0;", ("%d5",)
+    yield "rsqrt.approx.ftz.f64 %d5,%d0;", ("%d5",)
+    yield "rsqrt.approx.f64 %d5,%d0;", ("%d5",)
+    yield "div.approx.f32 %f10,%f0,%f1;", ("%f10",)
+    yield "div.full.ftz.f32 %f10,%f0,%f1;", ("%f10",)
+    for op, extra in itertools.product(("min", "max"), ("", ".ftz", ".NaN", ".ftz.NaN", ".ftz.xorsign.abs", ".xorsign.abs",
+                                                        ".NaN.xorsign.abs", ".ftz.NaN.xorsign.abs")):
+        yield f"{op}{extra}.f32 %f10,%f0,%f1;", ("%f10",)
+        yield f"{op}{extra}.f32 %f10,%f0,0f3FC00000;", ("%f10",)
+    for op in ("min", "max"):
+        yield f"{op}.f64 %d5,%d0,%d1;", ("%d5",)
+    for op in ("abs", "neg"):
+        yield f"{op}.ftz.f32 %f10,%f0;", ("%f10",)
+        yield f"{op}.f64 %d5,%d0;", ("%d5",)
+    yield "copysign.f32 %f10,%f0,%f1;", ("%f10",)
+    yield "copysign.f64 %d5,%d0,%d1;", ("%d5",)
+    for test in ("finite", "infinite", "number", "notanumber", "normal", "subnormal"):
+        yield f"testp.{test}.f32 %p2,%f0;", ("%p2",)
+        yield f"testp.{test}.f64 %p2,%d0;", ("%p2",)
+    for cmp in ("eq", "ne", "lt", "le", "gt", "ge", "equ", "neu", "ltu", "leu", "gtu", "geu", "num", "nan"):
+        for ftz in ("", ".ftz"):
+            for right in ("%f1", "0f00000000", "0f3FC00000"):
+                yield f"setp.{cmp}{ftz}.f32 %p2,%f0,{right};", ("%p2",)
+            for combine in ("and", "or", "xor"):
+                yield f"setp.{cmp}.{combine}{ftz}.f32 %p2|%p3,%f0,%f1,!%p0;", ("%p2", "%p3")
+            yield f"set.{cmp}{ftz}.f32.f32 %f10,%f0,%f1;", ("%f10",)
+            yield f"set.{cmp}{ftz}.u32.f32 %r10,%f0,%f1;", ("%r10",)
+        yield f"setp.{cmp}.f64 %p2,%d0,%d1;", ("%p2",)
+        yield f"setp.{cmp}.and.f64 %p2|%p3,%d0,0d3FF8000000000000,%p0;", ("%p2", "%p3")
+        yield f"abs.f64 %d6,%d0; neg.f64 %d7,%d1; setp.{cmp}.or.f64 %p2,%d6,%d7,%p0;", ("%p2",)
+
+
+def _half() -> Iterator[tuple[str, tuple[str, ...]]]:
+    packs = {"f16": ("%h0", "%h1", "%h2", "%h10"), "bf16": ("%h0", "%h1", "%h2", "%h10"),
+             "f16x2": ("%r2", "%r3", "%r4", "%r10"), "bf16x2": ("%r2", "%r3", "%r4", "%r10")}
+    for kind, (a, b, c, out) in packs.items():
+        for op, ftz, sat in itertools.product(("add", "sub", "mul"), ("", ".ftz"), ("", ".sat")):
+            for rnd in ("", ".rn"):
+                yield f"{op}{rnd}{ftz}{sat}.{kind} {out},{a},{b};", (out,)
+            yield f"neg.{kind} {b},{b}; abs.{kind} {a},{a}; {op}{ftz}{sat}.{kind} {out},{a},{b};", (out,)
+        for ftz, sat in itertools.product(("", ".ftz"), ("", ".sat", ".relu", ".oob", ".oob.relu")):
+            yield f"fma.rn{ftz}{sat}.{kind} {out},{a},{b},{c};", (out,)
+            yield f"neg.{kind} {b},{b}; fma.rn{ftz}{sat}.{kind} {out},{a},{b},{c};", (out,)
+        for op, extra in itertools.product(("min", "max"), ("", ".ftz", ".NaN", ".ftz.NaN", ".xorsign.abs",
+                                                            ".NaN.xorsign.abs")):
+            yield f"{op}{extra}.{kind} {out},{a},{b};", (out,)
+        for op in ("abs", "neg", "ex2.approx", "ex2.approx.ftz", "tanh.approx"):
+            yield f"{op}.{kind} {out},{a};", (out,)
+        for cmp, ftz in itertools.product(("eq", "ne", "lt", "le", "gt", "ge", "equ", "neu", "ltu", "num", "nan"), ("", ".ftz")):
+            pair = "%p2|%p3" if "x2" in kind else "%p2"
+            yield f"setp.{cmp}{ftz}.{kind} {pair},{a},{b};", ("%p2",)
+            yield f"setp.{cmp}.and{ftz}.{kind} {pair},{a},{b},!%p0;", ("%p2",)
+            for to in ("f16", "u16", "bf16", "u32", "f16x2", "bf16x2"):
+                yield f"set.{cmp}{ftz}.{to}.{kind} {'%r10' if to in ('u32', 'f16x2', 'bf16x2') else '%h10'},{a},{b};", (
+                    "%r10" if to in ("u32", "f16x2", "bf16x2") else "%h10",)
+    for rnd in ("", ".rn", ".rz"):
+        yield f"add{rnd}.f32.f16 %f10,%h0,%f0;", ("%f10",)
+        yield f"fma{rnd or '.rn'}.f32.bf16 %f10,%h0,%h1,%f0;", ("%f10",)
+    for value in ("0x3C003C00", "0x40004200", "0xBC003800", "0x3F803F80"):
+        yield f"mov.b32 %r20,{value}; fma.rn.f16x2 %r10,%r2,%r20,%r4;", ("%r10",)
+        yield f"mov.b32 %r20,{value}; fma.rn.f16x2 %r10,%r2,%r3,%r20;", ("%r10",)
+        yield f"mov.b32 %r20,{value}; fma.rn.bf16x2 %r10,%r2,%r20,%r4;", ("%r10",)
+        yield f"mov.b32 %r20,{value}; add.f16x2 %r10,%r2,%r20;", ("%r10",)
+        yield f"mov.b32 %r20,{value}; mul.bf16x2 %r10,%r2,%r20;", ("%r10",)
+        yield f"mov.b32 %r20,{value}; mul.f16x2 %r10,%r2,%r20;", ("%r10",)
+    yield "mov.b32 {%h5,%h6},%r2; add.f16 %h10,%h5,%h6; mul.f16 %h11,%h10,%h6;", ("%h10", "%h11")
+    yield "mov.b32 {%h5,%h6},%r2; mov.b32 {%h7,%h8},%r3; mov.b32 %r20,{%h6,%h7}; add.f16x2 %r10,%r20,%r4;", ("%r10",)
+    yield "mov.b32 {%h5,%h6},%r2; mov.b32 %r20,{%h6,%h6}; fma.rn.f16x2 %r10,%r20,%r3,%r4;", ("%r10",)
+
+
+def _convert() -> Iterator[tuple[str, tuple[str, ...]]]:
+    registers = {"8": "%h", "16": "%h", "32": "%r", "64": "%l"}
+    source = {"%h": "%h0", "%r": "%r2", "%l": "%l2", "%f": "%f0", "%d": "%d0"}
+    target = {"%h": "%h10", "%r": "%r10", "%l": "%l10", "%f": "%f10", "%d": "%d5"}
+    ints = ("u8", "s8", "u16", "s16", "u32", "s32", "u64", "s64")
+    floats = {"f16": "%h", "bf16": "%h", "f32": "%f", "f64": "%d"}
+    for to, of in itertools.product(ints, repeat=2):
+        if to != of:
+            for sat in ("", ".sat"):
+                yield (f"cvt{sat}.{to}.{of} {target[registers[to[1:]]]},{source[registers[of[1:]]]};", (target[registers[to[1:]]],))
+    for to, (of, file) in itertools.product(ints, floats.items()):
+        for rnd, ftz, sat in itertools.product((".rni", ".rzi", ".rmi", ".rpi"), ("", ".ftz"), ("", ".sat")):
+            yield f"cvt{rnd}{ftz}{sat}.{to}.{of} {target[registers[to[1:]]]},{source[file]};", (target[registers[to[1:]]],)
+    for (to, file), of in itertools.product(floats.items(), ints):
+        for rnd in (".rn", ".rz", ".rm", ".rp"):
+            yield f"cvt{rnd}.{to}.{of} {target[file]},{source[registers[of[1:]]]};", (target[file],)
+    for (to, file), (of, other) in itertools.product(floats.items(), repeat=2):
+        for rnd, ftz, sat in itertools.product(("", ".rn", ".rz", ".rm", ".rp", ".rni", ".rzi", ".rmi", ".rpi", ".rna"),
+                                               ("", ".ftz"), ("", ".sat", ".relu")):
+            yield f"cvt{rnd}{ftz}{sat}.{to}.{of} {target[file]},{source[other]};", (target[file],)
+    for to, sat in itertools.product(("f16x2", "bf16x2"), ("", ".relu", ".satfinite", ".relu.satfinite")):
+        for rnd in (".rn", ".rz", ".rs"):
+            tail = ",%r2" if rnd == ".rs" else ""
+            yield f"cvt{rnd}{sat}.{to}.f32 %r10,%f0,%f1{tail};", ("%r10",)
+            yield f"neg.f32 %f20,%f1; cvt{rnd}{sat}.{to}.f32 %r10,%f0,%f20{tail};", ("%r10",)
+    for to, relu in itertools.product(("e4m3x2", "e5m2x2"), ("", ".relu")):
+        yield f"cvt.rn.satfinite{relu}.{to}.f32 %h10,%f0,%f1;", ("%h10",)
+        yield f"cvt.rn.satfinite{relu}.{to}.f16x2 %h10,%r2;", ("%h10",)
+        yield f"cvt.rn{relu}.f16x2.{to} %r10,%h0;", ("%r10",)
+    for rnd, extra in itertools.product((".rna", ".rn", ".rz"), ("", ".relu", ".satfinite")):
+        yield f"cvt{rnd}{extra}.tf32.f32 %r10,%f0;", ("%r10",)
+    for kind in ("s8", "u8", "s4", "u4", "s2", "u2"):
+        for of in ("s32",):
+            yield f"cvt.pack.sat.{kind}.{of}.b32 %r10,%r2,%r3,%r4;", ("%r10",)
+    for kind in ("s16", "u16"):
+        yield f"cvt.pack.sat.{kind}.s32 %r10,%r2,%r3;", ("%r10",)
+
+
+def _warp() -> Iterator[tuple[str, tuple[str, ...]]]:
+    for mode in ("idx", "up", "down", "bfly"):
+        for lane, clamp, mask in itertools.product(("%r3", "3"), ("31", "%r4", "0x1c1f"), ("-1", "%r5")):
+            yield f"shfl.sync.{mode}.b32 %r10|%p2,%r2,{lane},{clamp},{mask};", ("%r10", "%p2")
+            yield f"shfl.sync.{mode}.b32 %r10,%r2,{lane},{clamp},{mask};", ("%r10",)
+    for mode, mask in itertools.product(("all", "any", "uni"), ("-1", "%r5", "0xffff")):
+        yield f"vote.sync.{mode}.pred %p2,%p0,{mask};", ("%p2",)
+        yield f"vote.sync.{mode}.pred %p2,!%p0,{mask};", ("%p2",)
+    for mask in ("-1", "%r5", "0xffff"):
+        yield f"vote.sync.ballot.b32 %r10,%p0,{mask};", ("%r10",)
+        yield f"match.any.sync.b32 %r10,%r2,{mask};", ("%r10",)
+        yield f"match.any.sync.b64 %r10,%l2,{mask};", ("%r10",)
+        yield f"match.all.sync.b32 %r10|%p2,%r2,{mask};", ("%r10", "%p2")
+        yield f"match.all.sync.b64 %r10|%p2,%l2,{mask};", ("%r10", "%p2")
+        yield f"bar.warp.sync {mask};", ()
+        yield f"elect.sync %r10|%p2,{mask};", ("%r10", "%p2")
+        yield f"elect.sync _|%p2,{mask};", ("%p2",)
+        for op in ("add.u32", "add.s32", "min.u32", "min.s32", "max.u32", "max.s32", "and.b32", "or.b32", "xor.b32"):
+            yield f"redux.sync.{op} %r10,%r2,{mask};", ("%r10",)
+    yield "activemask.b32 %r10;", ("%r10",)
+    yield "ld.shared.u32 %r20,[%r0]; vote.sync.ballot.b32 %r10,%p0,-1; popc.b32 %r11,%r10; add.u32 %r12,%r11,%r20;", ("%r12",)
+
+
+def _barriers() -> Iterator[tuple[str, tuple[str, ...]]]:
+    for number, count in itertools.product(("0", "5", "%r2"), ("", ",64", ",%r3")):
+        yield f"barrier.sync {number}{count};", ()
+        yield f"bar.sync {number}{count};", ()
+        yield f"barrier.sync.aligned {number}{count};", ()
+        if count:
+            yield f"bar.arrive {number}{count};", ()
+            yield f"barrier.arrive {number}{count};", ()
+        yield f"bar.red.popc.u32 %r10,{number}{count},%p0;", ("%r10",)
+        yield f"barrier.red.popc.u32 %r10,{number}{count},!%p0;", ("%r10",)
+        for op in ("and", "or"):
+            yield f"bar.red.{op}.pred %p2,{number}{count},%p0;", ("%p2",)
+    for level in ("cta", "gl", "sys"):
+        yield f"membar.{level};", ()
+    for sem, scope in itertools.product(("sc", "acq_rel", "acquire", "release"), ("cta", "cluster", "gpu", "sys")):
+        yield f"fence.{sem}.{scope};", ()
+    for proxy in ("alias", "async", "async.global", "async.shared::cta", "async.shared::cluster", "tensormap::generic.release.gpu",
+                  "tensormap::generic.release.cta", "tensormap::generic.release.sys"):
+        yield f"fence.proxy.{proxy};", ()
+    for scope in ("cta", "cluster", "gpu", "sys"):
+        yield f"fence.proxy.tensormap::generic.acquire.{scope} [%l0],128;", ()
+    yield "fence.mbarrier_init.release.cluster;", ()
+    for tail in ("", ".release", ".relaxed"):
+        yield f"barrier.cluster.arrive{tail};", ()
+        yield f"barrier.cluster.arrive{tail}.aligned;", ()
+    for tail in ("", ".acquire"):
+        yield f"barrier.cluster.wait{tail};", ()
+        yield f"barrier.cluster.wait{tail}.aligned;", ()
+    shared = "mov.u32 %r20,sh;"
+    yield f"{shared} mbarrier.init.shared::cta.b64 [%r20],4;", ()
+    yield f"{shared} mbarrier.init.shared::cta.b64 [%r20+8],%r2;", ()
+    yield f"{shared} mbarrier.inval.shared::cta.b64 [%r20];", ()
+    for sem in ("", ".release.cta", ".release.cluster"):
+        yield f"{shared} mbarrier.arrive{sem}.shared::cta.b64 %l10,[%r20];", ("%l10",)
+        yield f"{shared} mbarrier.arrive{sem}.shared::cta.b64 %l10,[%r20],%r2;", ("%l10",)
+        yield f"{shared} mbarrier.arrive.expect_tx{sem}.shared::cta.b64 %l10,[%r20],%r2;", ("%l10",)
+        yield f"{shared} mbarrier.arrive{sem}.shared::cluster.b64 _,[%r2];", ()
+        yield f"{shared} mbarrier.arrive.expect_tx{sem}.shared::cluster.b64 _,[%r2],%r3;", ()
+    yield f"{shared} mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%r20],%r2;", ()
+    yield f"{shared} mbarrier.complete_tx.relaxed.cta.shared::cta.b64 [%r20],%r2;", ()
+    yield f"{shared} mbarrier.arrive.noComplete.shared::cta.b64 %l10,[%r20],1;", ("%l10",)
+    yield f"{shared} mbarrier.arrive_drop.shared::cta.b64 %l10,[%r20];", ("%l10",)
+    yield f"{shared} mbarrier.pending_count.b64 %r10,%l2;", ("%r10",)
+    for op, tail in itertools.product(("test_wait", "try_wait"), ("", ".acquire.cta", ".acquire.cluster")):
+        yield f"{shared} mbarrier.{op}{tail}.shared::cta.b64 %p2,[%r20],%l2;", ("%p2",)
+        yield f"{shared} mbarrier.{op}.parity{tail}.shared::cta.b64 %p2,[%r20],%r2;", ("%p2",)
+    yield f"{shared} mbarrier.try_wait.parity.shared::cta.b64 %p2,[%r20],%r2,%r3;", ("%p2",)
+    yield "griddepcontrol.launch_dependents;", ()
+    yield "griddepcontrol.wait;", ()
+
+
+def _matrix() -> Iterator[tuple[str, tuple[str, ...]]]:
+    def regs(name: str, first: int, count: int) -> str:
+        return "{" + ",".join(f"%{name}{first + n}" for n in range(count)) + "}"
+
+    # shape, A type, B type, accumulator type, registers of D, A, B, C
+    shapes = [
+        *((f"m16n8k{k}", a, a, "f32", 4, n, m, 4) for k, a, n, m in (
+            (8, "f16", 2, 1), (16, "f16", 4, 2), (8, "bf16", 2, 1), (16, "bf16", 4, 2), (4, "tf32", 2, 1), (8, "tf32", 4, 2))),
+        ("m16n8k8", "f16", "f16", "f16", 2, 2, 1, 2), ("m16n8k16", "f16", "f16", "f16", 2, 4, 2, 2),
+        *((f"m16n8k{k}", a, b, "s32", 4, n, m, 4) for k, n, m in ((16, 2, 1), (32, 4, 2)) for a in ("s8", "u8") for b in ("s8", "u8")),
+        *((f"m16n8k{k}", a, b, "s32", 4, n, m, 4) for k, n, m in ((32, 2, 1), (64, 4, 2)) for a in ("s4", "u4") for b in ("s4", "u4")),
+        *((f"m16n8k32", a, b, "f32", 4, 4, 2, 4) for a in ("e4m3", "e5m2") for b in ("e4m3", "e5m2")),
+        ("m8n8k16", "s8", "s8", "s32", 2, 1, 1, 2), ("m8n8k32", "s4", "s4", "s32", 2, 1, 1, 2)]
+    for shape, a, b, c, nd, na, nb, nc in shapes:
+        acc = "r" if c in ("s32", "f16") else "f"
+        for sat in ("", ".satfinite") if c == "s32" else ("",):
+            out = tuple(f"%{acc}{40 + n}" for n in range(nd))
+            setup = "".join(f"ld.global.u32 %r{20 + n},[%l0+{n * 4}];" for n in range(na + nb))
+            kind = "u32" if acc == "r" else "f32"
+            setup += "".join(f"ld.global.{kind} %{acc}{40 + n},[%l0+{128 + n * 4}];" for n in range(nc))
+            yield (f"{setup} mma.sync.aligned.{shape}.row.col{sat}.{c}.{a}.{b}.{c} {regs(acc, 40, nd)},{regs('r', 20, na)},"
+                   f"{regs('r', 20 + na, nb)},{regs(acc, 40, nc)};", out)
+            if nd == 4 and na >= 2:
+                twice = re.sub(r"k(\d+)", lambda m: f"k{2 * int(m[1])}", shape)
+                for order in ("sp", "sp::ordered_metadata"):
+                    for selector in ("0x0", "0x1"):
+                        yield (f"{setup} mma.{order}.sync.aligned.{twice}.row.col{sat}.{c}.{a}.{b}.{c} {regs(acc, 40, nd)},"
+                               f"{regs('r', 20, na)},{regs('r', 20 + na, 2 * nb)},{regs(acc, 40, nc)},%r2,{selector};", out)
+    for op in ("xor", "and"):
+        for k, n, m in ((128, 2, 1), (256, 4, 2)):
+            yield (f"mma.sync.aligned.m16n8k{k}.row.col.s32.b1.b1.s32.{op}.popc {regs('r', 40, 4)},{regs('r', 2, n)},"
+                   f"{regs('r', 2, m)},{regs('r', 40, 4)};", tuple(f"%r{40 + i}" for i in range(4)))
+    for k, n, m in ((4, 1, 1), (8, 2, 1), (16, 4, 2)):
+        for shape in (f"m16n8k{k}",):
+            da = "{" + ",".join(f"%d{i % 3}" for i in range(2 * n if k > 4 else 2)) + "}"
+            db = "{" + ",".join(f"%d{i % 3}" for i in range(max(1, k // 4))) + "}"
+            yield f"mma.sync.aligned.{shape}.row.col.f64.f64.f64.f64 {{%d5,%d6,%d7,%d8}},{da},{db},{{%d5,%d6,%d7,%d8}};", ("%d5",)
+    yield "mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%d5,%d6},{%d0},{%d1},{%d5,%d6};", ("%d5", "%d6")
+    for number, trans in itertools.product((1, 2, 4), ("", ".trans")):
+        out = tuple(f"%r{20 + n}" for n in range(number))
+        yield f"ldmatrix.sync.aligned.m8n8.x{number}{trans}.shared.b16 {{{','.join(out)}}},[%r0];", out
+        yield f"ldmatrix.sync.aligned.m8n8.x{number}{trans}.shared.b16 {{{','.join(out)}}},[%r0+64];", out
+        data = ",".join(f"%r{2 + n}" for n in range(number))
+        yield f"stmatrix.sync.aligned.m8n8.x{number}{trans}.shared.b16 [%r0],{{{data}}};", ()
+    yield "movmatrix.sync.aligned.m8n8.trans.b16 %r10,%r2;", ("%r10",)
+    yield from _wgmma()
+
+
+def _wgmma() -> Iterator[tuple[str, tuple[str, ...]]]:
+    kinds = [("f16", "f16", "f16", 16, True), ("f32", "f16", "f16", 16, True), ("f32", "bf16", "bf16", 16, True),
+             ("f32", "tf32", "tf32", 8, False), *(("f32", a, b, 32, False) for a in ("e4m3", "e5m2") for b in ("e4m3", "e5m2")),
+             ("f16", "e4m3", "e4m3", 32, False), *(("s32", a, b, 32, None) for a in ("s8", "u8") for b in ("s8", "u8")),
+             ("s32", "b1", "b1", 256, None)]
+    for acc, a, b, k, transposed in kinds:
+        for n in (8, 16, 24, 32, 48, 64, 96, 128, 192, 256):
+            count = n // 2 if acc != "f16" else n // 4
+            name = "f" if acc == "f32" else "r"
+            if name == "r" and count > 64:
+                continue
+            first = 10 if name == "f" else 10
+            d = "{" + ",".join(f"%{name}{first + i}" for i in range(count)) + "}"
+            outs = (f"%{name}{first}", f"%{name}{first + count - 1}")
+            scale = ",p,1,1" if transposed is not None else ",p"
+            scale = scale.replace("p", "%p0")
+            tails = [scale + (",0,0" if transposed else "")]
+            if n in (64, 256) and transposed is not None:
+                tails += [scale.replace(",1,1", ",-1,1") + (",1,0" if transposed else ""),
+                          scale.replace(",1,1", ",1,-1") + (",0,1" if transposed else "")]
+            op = ".and.popc" if a == "b1" else ""
+            for tail in tails:
+                sat = (".satfinite",) if acc == "s32" and a != "b1" and n == 64 else ()
+                for s in ("", *sat):
+                    yield ("wgmma.fence.sync.aligned; " f"wgmma.mma_async.sync.aligned.m64n{n}k{k}{s}.{acc}.{a}.{b}{op} {d},%l2,%l3{tail};"
+                           "wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0;", outs)
+                short = tail if not transposed else tail[:-2]
+                yield ("wgmma.fence.sync.aligned; " f"wgmma.mma_async.sync.aligned.m64n{n}k{k}.{acc}.{a}.{b}{op} {d},"
+                       f"{{%r2,%r3,%r4,%r5}},%l3{short};wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0;", outs)
+            if a != "b1" and n in (32, 64, 128):
+                yield ("wgmma.fence.sync.aligned; " f"wgmma.mma_async.sp.sync.aligned.m64n{n}k{2 * k}.{acc}.{a}.{b} {d},%l2,%l3,%r2,0"
+                       f"{tails[0]};wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0;", outs)
+    for n in range(4):
+        yield f"wgmma.wait_group.sync.aligned {n};", ()
+
+
+def _asynchronous() -> Iterator[tuple[str, tuple[str, ...]]]:
+    for size, mode in itertools.product((4, 8, 16), ("ca", "cg")):
+        for tail in ("", ",%r2", f",{size // 2}", ", p"):
+            text = tail.replace("p", "%p0")
+            yield f"cp.async.{mode}.shared.global [%r0],[%l0],{size}{text};", ()
+            yield f"cp.async.{mode}.shared.global.L2::128B [%r0+16],[%l0+32],{size}{text};", ()
+            yield f"cp.async.{mode}.shared.global.L2::256B [%r0],[%l0],{size}{text};", ()
+            yield f"cp.async.{mode}.shared.global.L2::64B [%r0],[%l0],{size}{text};", ()
+    yield "cp.async.commit_group;", ()
+    for n in range(4):
+        yield f"cp.async.commit_group; cp.async.wait_group {n};", ()
+    yield "cp.async.wait_all;", ()
+    yield "cp.async.mbarrier.arrive.shared::cta.b64 [%r0];", ()
+    yield "cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%r0];", ()
+    bulk = "cp.async.bulk"
+    for tail, extra in (("", ""), (".L2::cache_hint", ",%l3")):
+        yield f"{bulk}.shared::cluster.global.mbarrier::complete_tx::bytes{tail} [%r0],[%l0],%r2,[%r3]{extra};", ()
+        yield f"{bulk}.shared::cta.global.mbarrier::complete_tx::bytes{tail} [%r0],[%l0],%r2,[%r3]{extra};", ()
+        yield f"{bulk}.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster{tail} [%r0],[%l0],%r2,[%r3],%h0{extra};", ()
+        yield f"{bulk}.global.shared::cta.bulk_group{tail} [%l0],[%r0],%r2{extra};", ()
+        yield f"{bulk}.prefetch.L2.global{tail} [%l0],%r2{extra};", ()
+    yield f"{bulk}.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%r0],[%r2],%r3,[%r4];", ()
+    for op, kind in (("add", "u32"), ("add", "s32"), ("add", "u64"), ("add", "f32"), ("add", "f64"), ("add.noftz", "f16"),
+                     ("add.noftz", "bf16"), ("min", "u32"), ("max", "s32"), ("min", "f16"), ("max", "bf16"), ("inc", "u32"), ("dec", "u32"),
+                     ("and", "b32"), ("or", "b64"), ("xor", "b32")):
+        yield f"cp.reduce.async.bulk.global.shared::cta.bulk_group.{op}.{kind} [%l0],[%r0],%r2;", ()
+        yield f"cp.reduce.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes.{op}.{kind} [%r0],[%r2],%r3,[%r4];", ()
+    for dim in range(1, 6):
+        place = "{" + ",".join(f"%r{2 + n % 4}" for n in range(dim)) + "}"
+        offsets = "{" + ",".join(f"%h{n % 3}" for n in range(max(1, dim - 2))) + "}"
+        tensor = "cp.async.bulk.tensor"
+        for tail, extra in (("", ""), (".L2::cache_hint", ",%l3")):
+            for cast, more in (("", ""), (".multicast::cluster", ",%h0")):
+                yield f"{tensor}.{dim}d.shared::cluster.global.tile.mbarrier::complete_tx::bytes{cast}{tail} [%r0],[%l0,{place}],[%r1]{more}{extra};", ()
+                if dim >= 3:
+                    yield (f"{tensor}.{dim}d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes{cast}{tail} [%r0],[%l0,{place}],[%r1],"
+                           f"{offsets}{more}{extra};", ())
+            for mode in ("tile", "im2col_no_offs"):
+                yield f"{tensor}.{dim}d.global.shared::cta.{mode}.bulk_group{tail} [%l0,{place}],[%r0]{extra};", ()
+                for op in ("add", "min", "max", "inc", "dec", "and", "or", "xor"):
+                    yield f"cp.reduce.async.bulk.tensor.{dim}d.global.shared::cta.{op}.{mode}.bulk_group{tail} [%l0,{place}],[%r0]{extra};", ()
+            yield f"cp.async.bulk.prefetch.tensor.{dim}d.L2.global.tile{tail} [%l0,{place}]{extra};", ()
+            if dim >= 3:
+                yield f"cp.async.bulk.prefetch.tensor.{dim}d.L2.global.im2col{tail} [%l0,{place}],{offsets}{extra};", ()
+    yield "cp.async.bulk.commit_group;", ()
+    for n, read in itertools.product(range(3), ("", ".read")):
+        yield f"cp.async.bulk.commit_group; cp.async.bulk.wait_group{read} {n};", ()
+    for field, kind, value in (("global_address", "b64", "%l2"), ("rank", "b32", "2"), ("box_dim", "b32", "%r2"),
+                               ("global_dim", "b32", "%r2"), ("global_stride", "b64", "%l2"), ("element_stride", "b32", "%r2"),
+                               ("elemtype", "b32", "3"), ("interleave_layout", "b32", "0"), ("swizzle_mode", "b32", "1"), ("fill_mode", "b32", "0")):
+        index = ",0" if field in ("box_dim", "global_dim", "global_stride", "element_stride") else ""
+        yield f"tensormap.replace.tile.{field}.shared::cta.b1024.{kind} [%r0]{index},{value};", ()
+    yield "tensormap.cp_fenceproxy.global.shared::cta.tensormap::generic.release.gpu.sync.aligned [%l0],[%r0],128;", ()
+    yield "prefetch.tensormap [%l0];", ()
+    for kind in ("b32", "b64", "v2.b32", "v4.b32", "u32", "f32"):
+        value = "{%r2,%r3}" if "v2" in kind else "{%r2,%r3,%r4,%r5}" if "v4" in kind else "%l2" if "64" in kind else "%f0" if kind == "f32" else "%r2"
+        yield f"st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.{kind} [%r0],{value},[%r3];", ()
+    for op, kind in (("add", "u32"), ("add", "s32"), ("add", "u64"), ("min", "u32"), ("max", "s32"), ("inc", "u32"), ("dec", "u32"), ("and", "b32"), ("or", "b32"), ("xor", "b32")):
+        yield f"red.async.relaxed.cluster.shared::cluster.mbarrier::complete_tx::bytes.{op}.{kind} [%r0],{'%l2' if '64' in kind else '%r2'},[%r3];", ()
+    for action, count in itertools.product(("inc", "dec"), (24, 40, 104, 160, 232, 240)):
+        yield f"setmaxnreg.{action}.sync.aligned.u32 {count};", ()
+
+
+def _texture() -> Iterator[tuple[str, tuple[str, ...]]]:
+    places = {"1d": "{%f0}", "2d": "{%f0,%f1}", "3d": "{%f0,%f1,%f2,%f2}", "a1d": "{%r2,%f0}", "a2d": "{%r2,%f0,%f1,%f1}",
+              "cube": "{%f0,%f1,%f2,%f2}", "acube": "{%r2,%f0,%f1,%f2}"}
+    whole = {"1d": "{%r2}", "2d": "{%r2,%r3}", "3d": "{%r2,%r3,%r4,%r4}", "a1d": "{%r2,%r3}", "a2d": "{%r2,%r3,%r4,%r4}"}
+    outs = ("%f10", "%f11", "%f12", "%f13")
+    d = "{%f10,%f11,%f12,%f13}"
+    for geometry, place in places.items():
+        yield f"tex.{geometry}.v4.f32.f32 {d},[%l2,{place}];", outs
+        yield f"tex.level.{geometry}.v4.f32.f32 {d},[%l2,{place}],%f2;", outs
+        yield f"tex.level.{geometry}.v4.f32.f32 {d},[%l2,{place}],0f00000000;", outs
+        yield f"tex.{geometry}.v4.f32.f32 {{%f10,%f11,_,_}},[%l2,{place}];", outs[:2]
+        grads = {"1d": "{%f0},{%f1}", "2d": "{%f0,%f1},{%f1,%f2}", "3d": "{%f0,%f1,%f2,%f2},{%f0,%f1,%f2,%f2}",
+                 "a1d": "{%f0},{%f1}", "a2d": "{%f0,%f1},{%f1,%f2}", "cube": "{%f0,%f1,%f2,%f2},{%f0,%f1,%f2,%f2}",
+                 "acube": "{%f0,%f1,%f2,%f2},{%f0,%f1,%f2,%f2}"}[geometry]
+        yield f"tex.grad.{geometry}.v4.f32.f32 {d},[%l2,{place}],{grads};", outs
+    for geometry, place in whole.items():
+        yield f"tex.{geometry}.v4.s32.s32 {{%r10,%r11,%r12,%r13}},[%l2,{place}];", ("%r10", "%r13")
+    for component in "rgba":
+        yield f"tld4.{component}.2d.v4.f32.f32 {d},[%l2,{{%f0,%f1}}];", outs
+    for query in ("width", "height", "depth", "channel_data_type", "channel_order", "normalized_coords", "array_size", "num_mipmap_levels",
+                  "num_samples"):
+        yield f"txq.{query}.b32 %r10,[%l2];", ("%r10",)
+        yield f"suq.{query}.b32 %r10,[%l2];", ("%r10",)
+    for geometry, place in whole.items():
+        for kind, mode in itertools.product(("b8", "b16", "b32", "b64"), ("trap", "clamp", "zero")):
+            reg = {"b8": "%h10", "b16": "%h10", "b32": "%r10", "b64": "%l10"}[kind]
+            source = {"b8": "%h0", "b16": "%h0", "b32": "%r2", "b64": "%l2"}[kind]
+            yield f"suld.b.{geometry}.{kind}.{mode} {reg},[%l2,{place}];", (reg,)
+            yield f"sust.b.{geometry}.{kind}.{mode} [%l2,{place}],{source};", ()
+            yield f"suld.b.{geometry}.v2.{kind}.{mode} {{{reg},{reg[:2]}11}},[%l2,{place}];", (reg,)
+        yield f"sust.p.{geometry}.v4.b32.trap [%l2,{place}],{{%r2,%r3,%r4,%r5}};", ()
+        for op, kind in (("add", "u32"), ("add", "u64"), ("min", "s32"), ("max", "u32"), ("and", "b32"), ("or", "b32")):
+            yield f"sured.b.{geometry}.{op}.{kind}.trap [%l2,{place}],{'%l2' if '64' in kind else '%r2'};", ()
+            yield f"sured.p.{geometry}.{op}.{kind}.trap [%l2,{place}],{'%l2' if '64' in kind else '%r2'};", ()
+
+
+def _control() -> Iterator[tuple[str, tuple[str, ...]]]:
+    yield "pmevent 3;", ()
+    yield "pmevent.mask 0x1234;", ()
+    for text in ("nanosleep.u32 100;", "nanosleep.u32 %r2;", "trap;", "brkpt;", "exit;", "@%p0 exit;", "@!%p1 trap;"):
+        yield text, ()
+    yield "alloca.u64 %l10,256; st.local.u32 [%l10],%r2;", ("%l10",)
+    yield "stacksave.u64 %l10; stackrestore.u64 %l10;", ("%l10",)
+    yield ("brx.idx %r2,t; .branchtargets t0; t: .branchtargets A,B,C,D;", ())
+    yield ("t: .branchtargets A,B,C,D; brx.idx %r2,t; A: st.global.u32 [%l1],%r3; B: st.global.u32 [%l1+4],%r4; bra.uni E; "
+           "C: st.global.u32 [%l1+8],%r5; D: st.global.u32 [%l1+12],%r2; E:", ())
+    yield ("L0: add.u32 %r2,%r2,1; ld.global.u32 %r20,[%l0]; setp.lt.u32 %p2,%r2,%r20; @%p2 bra L0;", ("%r2",))
+    yield ("setp.lt.u32 %p2,%r2,%r3; @%p2 bra L1; st.global.u32 [%l1],%r2; bar.sync 0; bra L2; L1: st.global.u32 [%l1+4],%r2; L2: "
+           "bar.warp.sync -1;", ())
+    for value in ("0x12345678", "%r1"):
+        yield f"mov.u32 %r20,{value}; add.u32 %r10,%r20,%r2;", ("%r10",)
+    yield "mov.b64 {%r10,%r11},%l2; mov.b64 %l10,{%r11,%r10};", ("%l10",)
+    yield "mov.b32 {%h10,%h11},%r2; mov.b32 %r10,{%h11,%h10};", ("%r10",)
+    yield "mov.u32 %r20,sh; mov.u64 %l10,lo; st.local.u32 [%l10],%r20;", ("%l10",)
+
+
+def _compile(ptxas: str, arch: str, kernels: Sequence[str], folder: Path, number: int) -> list[Path]:
+    source = folder / f"{number}.ptx"
+    source.write_text(f".version {PTX_VERSION}\n.target {arch}\n.address_size 64\n" + "".join(kernels), encoding="utf-8")
+    out = folder / f"{number}.cubin"
+    done = subprocess.run([ptxas, f"-arch={arch}", "-O2", str(source), "-o", str(out)], capture_output=True, text=True)
+    if done.returncode == 0:
+        return [out]
+    if len(kernels) == 1:
+        return []
+    lines = {int(n) for n in re.findall(r"line (\d+);", done.stderr)}
+    if lines:
+        at = 4
+        bad = set()
+        for n, kernel in enumerate(kernels):
+            height = kernel.count("\n")
+            if any(at <= line < at + height for line in lines):
+                bad.add(n)
+            at += height
+        if bad:
+            rest = [k for n, k in enumerate(kernels) if n not in bad]
+            return _compile(ptxas, arch, rest, folder, number) if rest else []
+    half = len(kernels) // 2
+    return (_compile(ptxas, arch, kernels[:half], folder, 2 * number)
+            + _compile(ptxas, arch, kernels[half:], folder, 2 * number + 1))
+
+
+def own_words(arch: str, workers: int = 1) -> set[int]:
+    """Distinct words (control bits included) that ptxas writes for all statements it accepts for ``arch``."""
+    ptxas = shutil.which("ptxas")
+    if ptxas is None:
+        raise ToolError("ptxas-missing", "own sources need ptxas, which is not in PATH", "install the CUDA toolkit")
+    kernels = []
+    seen: set[str] = set()
+    for body, outputs in statements():
+        if body not in seen:
+            seen.add(body)
+            kernels.append(_kernel(f"k{len(kernels)}", body, outputs))
+    words: set[int] = set()
+    with tempfile.TemporaryDirectory(prefix="gwatch-isa-") as name, ThreadPoolExecutor(workers) as pool:
+        folder = Path(name)
+        jobs = [pool.submit(_compile, ptxas, arch, kernels[i:i + BATCH], folder, 1 << 20 | i << 24)
+                for i in range(0, len(kernels), BATCH)]
+        for job in jobs:
+            for path in job.result():
+                words.update(text_words(path))
+    return words
+
+
+def plain(words: set[int]) -> set[int]:
+    """The words without control bits."""
+    return {w & ~CONTROL_MASK for w in words}
