@@ -18,6 +18,7 @@ COMMANDS = {
     "rewrite": ("gwatch.cli.rewrite", "insert trace records at SASS sites of a cubin"),
     "decode": ("gwatch.cli.decode", "decode a ring buffer that your own loader filled"),
     "show": ("gwatch.cli.show", "print a trace: verdict, tables, timeline"),
+    "inspect": ("gwatch.cli.inspect", "what is in a cubin, library, package or folder; rules for CI"),
     "doctor": ("gwatch.cli.doctor", "say what gwatch finds on this machine, and where it looked"),
 }
 

@@ -24,7 +24,21 @@ _TEXTS = (".cpp", ".py", ".ttir", ".json", ".h", ".cu")
 _ZIP = b"PK\x03\x04"
 _EMPTY_ZIP = b"PK\x05\x06"
 # What of it is looked through for magic numbers when the content alone does not say what it is.
-_BINARY = (".so", ".dll", ".pyd", ".exe", ".o", ".obj", ".a", ".lib", ".fatbin", ".bin", ".cubin", ".node", "")
+_BINARY = (
+    ".so",
+    ".dll",
+    ".pyd",
+    ".exe",
+    ".o",
+    ".obj",
+    ".a",
+    ".lib",
+    ".fatbin",
+    ".bin",
+    ".cubin",
+    ".node",
+    "",
+)
 _ELF, _PE, _AR = b"\x7fELF", b"MZ", b"!<arch>\n"
 
 

@@ -97,13 +97,15 @@ class Code:
     @cached_property
     def guarded(self) -> npt.NDArray[np.bool_]:
         """Per instruction: whether a predicate other than PT guards it."""
-        return (self.words[:, 0] >> np.uint64(12) & np.uint64(15)) != 7
+        return np.asarray((self.words[:, 0] >> np.uint64(12) & np.uint64(15)) != 7, np.bool_)
 
     @cached_property
     def targets(self) -> npt.NDArray[np.int64]:
         """Per instruction: the byte address that a pc-relative instruction names, else -1."""
         if self._templates is not None and bool(self._known.all()):
-            return self._templates.targets(self.words, self._keys, self.addresses + self.arch.instruction_size)
+            return self._templates.targets(
+                self.words, self._keys, self.addresses + self.arch.instruction_size
+            )
         out = np.full(len(self.words), -1, np.int64)
         for index, text in enumerate(self.texts):
             if _RELATIVE.match(text.split(None, 1)[-1] if text.startswith("@") else text):
@@ -183,7 +185,7 @@ class CodePart(Code):
         return names, codes[self.start : self.stop]
 
     @property
-    def mnemonics(self) -> list[str]:  # type: ignore[override]
+    def mnemonics(self) -> list[str]:
         return self.whole.mnemonics
 
     @cached_property

@@ -97,7 +97,9 @@ class KernelFacts:
         return wide / total if total else None
 
 
-def kernel_facts(view: CubinView, kernel: KernelDef, threads: int | None = None, dynamic: int = 0) -> KernelFacts:
+def kernel_facts(
+    view: CubinView, kernel: KernelDef, threads: int | None = None, dynamic: int = 0
+) -> KernelFacts:
     """The facts of one kernel or device function.
 
     ``threads`` per block and ``dynamic`` shared bytes of its launch are used for the occupancy where known.
@@ -116,6 +118,7 @@ def kernel_facts(view: CubinView, kernel: KernelDef, threads: int | None = None,
     shared = view.section_sizes.get(f".nv.shared.{kernel.name}", 0)
     required, bound = _dims(records, Attr.REQNTID), _dims(records, Attr.MAX_THREADS)
     spills, exact, local = _spills(view, records, code)
+    occupied = _occupancy(view.arch, registers, shared + dynamic, threads, required, bound)
     return KernelFacts(
         name=kernel.name,
         arch=view.arch.name,
@@ -139,13 +142,13 @@ def kernel_facts(view: CubinView, kernel: KernelDef, threads: int | None = None,
         spills=spills,
         spills_exact=exact,
         local_accesses=local,
-        occupancy=_occupancy(view.arch, registers, shared + dynamic, threads, required, bound) if kernel.is_entry else None,
+        occupancy=occupied if kernel.is_entry else None,
         opcodes=tuple(sorted((name, count) for name, count in used.items() if count)),
         mix=tuple(sorted((unit, count) for unit, count in mix.items() if count)),
         memory=_memory(used),
         tensor=_named(used, is_tensor),
         tma=tuple(sorted((name, count) for name, count in used.items() if unit_of(name) == "tma")),
-        loops=find_loops(code, _indirect(records)),
+        loops=find_loops(code, indirect_targets(records)),
         engine=code.engine,
     )
 
@@ -234,7 +237,8 @@ def _named(used: dict[str, int], wanted: Callable[[str], bool]) -> tuple[tuple[s
     return tuple(sorted((name, count) for name, count in used.items() if wanted(name.split(".")[0])))
 
 
-def _indirect(records: Iterable[Attribute]) -> dict[int, tuple[int, ...]]:
+def indirect_targets(records: Iterable[Attribute]) -> dict[int, tuple[int, ...]]:
+    """Byte address of each indirect branch -> byte addresses of its targets. Raises CubinError."""
     found = nvinfo.first(records, Attr.INDIRECT_BRANCH_TARGETS)
     return {} if found is None else {b.branch: b.targets for b in nvinfo.indirect_branches(found)}
 

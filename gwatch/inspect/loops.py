@@ -7,9 +7,11 @@ shows the loops inside it. Blocks that the compiler moved out of line and that b
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from gwatch.inspect.code import Code, split_text
 
@@ -38,6 +40,27 @@ class Loop:
         return [index for first, last in self.ranges for index in range(first, last + 1)]
 
 
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """Basic blocks of a section: ``ranges`` (first instruction, one past the last), and for each block the
+    numbers of those that may run ``after`` and ``before`` it."""
+
+    ranges: tuple[tuple[int, int], ...]
+    after: tuple[tuple[int, ...], ...]
+    before: tuple[tuple[int, ...], ...]
+
+
+def find_blocks(code: Code, indirect: dict[int, tuple[int, ...]] | None = None) -> Blocks:
+    """The basic blocks of one section; ``indirect`` as in :func:`find_loops`."""
+    leaders, following = _blocks(code, code.where(*_JUMPS), indirect or {}, code.arch.instruction_size)
+    before: list[list[int]] = [[] for _ in following]
+    for block, targets in enumerate(following):
+        for target in dict.fromkeys(targets):
+            before[target].append(block)
+    ranges = tuple(itertools.pairwise(leaders))
+    return Blocks(ranges, tuple(tuple(dict.fromkeys(f)) for f in following), tuple(map(tuple, before)))
+
+
 def find_loops(code: Code, indirect: dict[int, tuple[int, ...]] | None = None) -> tuple[Loop, ...]:
     """The loops of one section by start address, outer ones first.
 
@@ -58,7 +81,7 @@ def find_loops(code: Code, indirect: dict[int, tuple[int, ...]] | None = None) -
 
 
 def _blocks(
-    code: Code, jumps: np.ndarray[tuple[int], np.dtype[np.int64]], indirect: dict[int, tuple[int, ...]], size: int
+    code: Code, jumps: npt.NDArray[np.int64], indirect: dict[int, tuple[int, ...]], size: int
 ) -> tuple[list[int], list[list[int]]]:
     """First instruction of each block (and the end), and the blocks that may follow each."""
     count = len(code)
@@ -106,7 +129,9 @@ def _loops(
                 else:
                     ranges.append((first, last))
             latch = (leaders[max(latches) + 1] - 1) * size
-            if not (len(part) == 1 and ranges[0][0] == ranges[0][1]):  # an endless trap behind EXIT is no loop
+            if not (
+                len(part) == 1 and ranges[0][0] == ranges[0][1]
+            ):  # an endless trap behind EXIT is no loop
                 found.append(Loop(leaders[header] * size, latch, level, tuple(ranges)))
             rest = set(part) - {header}
             if rest:

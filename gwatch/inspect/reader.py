@@ -41,7 +41,7 @@ class Reader:
     @classmethod
     def spooled(cls, stream: IO[bytes], name: str) -> Reader:
         """The rest of ``stream``, unpacked; not seekable streams become so."""
-        spool = tempfile.SpooledTemporaryFile(max_size=IN_MEMORY)
+        spool = tempfile.SpooledTemporaryFile(max_size=IN_MEMORY)  # noqa: SIM115 (the Reader closes it)
         try:
             shutil.copyfileobj(stream, spool, _COPY)
         except BaseException:

@@ -92,7 +92,11 @@ def _members(reader: Reader, start: int, end: int) -> Iterator[Found | Passed]:
     at = start + header_size
     while at < end:
         head = reader.read(at, _HEAD)
-        size = struct.unpack_from("<I", head, 4)[0] + struct.unpack_from("<Q", head, 8)[0] if len(head) == _HEAD else 0
+        size = (
+            struct.unpack_from("<I", head, 4)[0] + struct.unpack_from("<Q", head, 8)[0]
+            if len(head) == _HEAD
+            else 0
+        )
         if size < _HEAD or at + size > end:
             yield Passed(at, "fat binary member", "its header points outside the container")
             return

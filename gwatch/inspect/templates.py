@@ -76,7 +76,8 @@ class WordTemplates:
     def keys(self, words: Words) -> npt.NDArray[np.int64]:
         """The 13-bit opcode key of each word; its masks are ready afterwards."""
         low = words[:, 0] & np.uint64(0xFFF)
-        found = (low | (words[:, 1] >> np.uint64(27) & np.uint64(1)) << np.uint64(12)).astype(np.int64)
+        joined = low | (words[:, 1] >> np.uint64(27) & np.uint64(1)) << np.uint64(12)
+        found: npt.NDArray[np.int64] = joined.astype(np.int64)
         for key in np.unique(found).tolist():
             if key not in self._prepared:
                 self._prepare(key)
@@ -106,7 +107,9 @@ class WordTemplates:
 
     # opcodes ------------------------------------------------------------------------------------------------
 
-    def opcodes(self, words: Words, keys: npt.NDArray[np.int64]) -> tuple[list[str | None], npt.NDArray[np.int64]]:
+    def opcodes(
+        self, words: Words, keys: npt.NDArray[np.int64]
+    ) -> tuple[list[str | None], npt.NDArray[np.int64]]:
         """``(names, codes)``: opcode text (``LDG.E.128``) of word i is ``names[codes[i]]``, None if unknown."""
         low = words[:, 0] & self._opcode_mask[0][keys]
         high = words[:, 1] & self._opcode_mask[1][keys]
@@ -122,7 +125,9 @@ class WordTemplates:
 
     # text ---------------------------------------------------------------------------------------------------
 
-    def grouped(self, words: Words, keys: npt.NDArray[np.int64]) -> list[tuple[Template | None, npt.NDArray[np.int64]]]:
+    def grouped(
+        self, words: Words, keys: npt.NDArray[np.int64]
+    ) -> list[tuple[Template | None, npt.NDArray[np.int64]]]:
         """Templates with the indices of the words that share each; None where the tables do not know."""
         high = words[:, 1]
         reuse = np.where(high >> np.uint64(45) & np.uint64(1), high & np.uint64(_REUSE >> 64), np.uint64(0))
@@ -172,8 +177,8 @@ class WordTemplates:
             bits = word >> 122 & 7
             reuse = tuple(p for n, p in enumerate(form.reuse) if bits >> n & 1 and p >= 0)
         body = f"{opcode} {lex.fill(form.skeleton, tuple(attached), filled, reuse)}"
-        if key.relative and form.values and form.values[-1].kind == "I" and fields:
-            # The distance is the last value; :meth:`target_field` finds it again.
+        if key.is_relative(opcode.split(".")) and form.values and form.values[-1].kind == "I" and fields:
+            # The distance is the last value; the mark in the last piece says so.
             return Template((*body.split(_HOLE)[:-1], _HOLE + body.split(_HOLE)[-1]), tuple(fields))
         return Template(tuple(body.split(_HOLE)), tuple(fields))
 
@@ -181,7 +186,9 @@ class WordTemplates:
         """Absolute byte address named by each pc-relative word, else -1; ``following``: the address behind
         each word."""
         out = np.full(len(words), -1, np.int64)
-        relative = [k for k in np.unique(keys).tolist() if (key := self.isa.table.key(k)) and key.relative]
+        relative = [
+            k for k in np.unique(keys).tolist() if (key := self.isa.table.key(k)) and key.relative is not None
+        ]
         chosen = np.flatnonzero(np.isin(keys, relative))
         if len(chosen):
             for template, members in self.grouped(words[chosen], keys[chosen]):
@@ -247,11 +254,12 @@ def field_column(words: Words, place: Field) -> Column:
 def _bits(words: Words, low: int, width: int) -> Words:
     mask = np.uint64((1 << width) - 1)
     if low >= 64:
-        return words[:, 1] >> np.uint64(low - 64) & mask
-    part = words[:, 0] >> np.uint64(low)
+        upper: Words = words[:, 1] >> np.uint64(low - 64)
+        return np.asarray(upper & mask, np.uint64)
+    part: Words = words[:, 0] >> np.uint64(low)
     if low + width > 64:
-        part = part | words[:, 1] << np.uint64(64 - low)
-    return part & mask
+        part = np.bitwise_or(part, words[:, 1] << np.uint64(64 - low))
+    return np.asarray(part & mask, np.uint64)
 
 
 @lru_cache(maxsize=32)

@@ -1,0 +1,135 @@
+"""``gwatch inspect``: what is in a cubin, library, package, wheel, cache or directory; rules for CI."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gwatch.errors import ParseError
+
+if TYPE_CHECKING:
+    from gwatch.inspect.report import Report
+    from gwatch.inspect.rules import Rule
+    from gwatch.inspect.run import Request
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument(
+        "paths", nargs="+", metavar="PATH", help=".cubin, .fatbin, .so, .pt2, .whl, .zip, cache or folder"
+    )
+    what = parser.add_argument_group("what to show")
+    what.add_argument("--kernel", default="", metavar="REGEX", help="only kernels whose name matches")
+    what.add_argument(
+        "--vectorization", action="store_true", help="every global load and store: width, argument, cause"
+    )
+    what.add_argument(
+        "--sass", nargs="?", const="cuobjdump", choices=("cuobjdump", "nvdisasm"),
+        help="listings, shaped like `cuobjdump -sass` (default) or `nvdisasm -g -c`",
+    )  # fmt: skip
+    what.add_argument("--lines", action="store_true", help="name the source files of each kernel")
+    what.add_argument("--json", action="store_true", help="everything as JSON (same as --format json)")
+    what.add_argument("--extract", type=Path, metavar="DIR", help="write each distinct cubin to DIR")
+    what.add_argument("-o", "--output", type=Path, metavar="FILE", help="write there, not to standard output")
+    rules = parser.add_argument_group("rules; exit code 1 when one is broken")
+    rules.add_argument("--require", action="append", default=[], metavar="RULE", help="has LDG.E.128 >= 2")
+    rules.add_argument(
+        "--forbid", action="append", default=[], metavar="OPCODE", help="STL, or kernel:REGEX STL"
+    )
+    rules.add_argument("--max-registers", type=int, metavar="N", help="registers a thread, at most")
+    rules.add_argument(
+        "--fail-on",
+        action="append",
+        default=[],
+        metavar="WHAT",
+        help="spill, local (memory), narrow (global access)",
+    )
+    rules.add_argument("--rules", type=Path, metavar="FILE.toml", help="rules from a file ([[rule]] tables)")
+    rules.add_argument("--format", choices=("text", "json", "github"), default="text", help="of the report")
+    scale = parser.add_argument_group("scale")
+    scale.add_argument("--jobs", type=int, default=1, metavar="N", help="worker processes (default 1: none)")
+    scale.add_argument("--executor", default="", metavar="dask:ADDRESS", help="run on a Dask cluster")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command; 0 done, 1 a rule is broken."""
+    from gwatch.inspect.executors import open_executor
+    from gwatch.inspect.run import inspect
+
+    request = _request(args)
+    with open_executor(args.jobs, args.executor) as (executor, workers), _progress(args.paths) as progress:
+        report = inspect(
+            args.paths, request, executor=executor, workers=workers, extract=args.extract, progress=progress
+        )
+    text = _rendered(report, args)
+    if args.output is not None:
+        from gwatch.cuda.binary.cubin import write_atomically
+
+        write_atomically(args.output, text.encode("utf-8", "surrogateescape"))
+    else:
+        sys.stdout.write(text)
+    return 1 if report.violations else 0
+
+
+def _request(args: argparse.Namespace) -> Request:
+    from gwatch.inspect.listing import Style
+    from gwatch.inspect.run import Request
+
+    try:
+        re.compile(args.kernel)
+    except re.error as error:
+        raise ParseError("kernel-pattern", f"{args.kernel!r} is not a regular expression: {error}") from None
+    style = Style(args.sass) if args.sass else None
+    return Request(args.kernel, tuple(_rules(args)), args.vectorization, args.lines, style)
+
+
+def _rules(args: argparse.Namespace) -> Iterator[Rule]:
+    from gwatch.inspect import rules
+
+    yield from map(rules.parse_require, args.require)
+    yield from map(rules.parse_forbid, args.forbid)
+    yield from map(rules.fail_on, args.fail_on)
+    if args.max_registers is not None:
+        yield rules.max_registers(args.max_registers)
+    if args.rules is not None:
+        yield from rules.read_rules(args.rules)
+
+
+def _rendered(report: Report, args: argparse.Namespace) -> str:
+    from gwatch.inspect import text
+
+    if args.json or args.format == "json":
+        return json.dumps(report.to_json(), indent=1) + "\n"
+    if args.format == "github":
+        return text.github(report)
+    if args.sass:
+        listings = [image.sass or f"{image.path}: {image.problem}\n" for image in report.images]
+        return "".join(listings) + "".join(f"{line}\n" for line in text.violations(report))
+    return text.render(report)
+
+
+@contextmanager
+def _progress(paths: list[str]) -> Iterator[Callable[[int, str], None] | None]:
+    """A line on a terminal's standard error that counts cubins; nothing elsewhere."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    count, where = TextColumn("{task.completed} cubins"), TextColumn("{task.description}")
+    with Progress(
+        count, BarColumn(), TimeElapsedColumn(), where, console=Console(stderr=True), transient=True
+    ) as bar:
+        task = bar.add_task(paths[0], total=None)
+
+        def progress(count: int, path: str) -> None:
+            bar.update(task, completed=count, description=path[-50:])
+
+        yield progress

@@ -1,0 +1,184 @@
+"""Results of an inspection as values, and as JSON.
+
+The JSON's shape is described by the packaged ``schema.json``; keys are only ever added.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gwatch import __version__
+from gwatch.inspect.artifacts import Skipped
+from gwatch.inspect.demangle import demangle
+from gwatch.inspect.facts import KernelFacts
+from gwatch.inspect.loops import Loop
+from gwatch.inspect.rules import Violation
+from gwatch.inspect.vectorize import Vectorization
+
+FORMAT_VERSION = 1
+SCHEMA = Path(__file__).resolve().parent / "schema.json"
+
+
+@dataclass(slots=True)
+class KernelReport:
+    """One kernel: facts, and what else was asked for. ``sass`` is a listing, ``lines`` its source files."""
+
+    facts: KernelFacts
+    files: tuple[str, ...] = ()
+    vectorization: Vectorization | None = None
+
+
+@dataclass(slots=True)
+class ImageReport:
+    """One cubin. ``also_at``: other places that hold the same bytes. ``problem``: why it could not be read."""
+
+    path: str
+    kind: str
+    sha256: str
+    size: int
+    arch: str = ""
+    abi: int | None = None
+    toolkit: str = ""
+    kernels: list[KernelReport] = field(default_factory=list)
+    also_at: list[str] = field(default_factory=list)
+    problem: str = ""
+    sass: str = ""
+    violations: list[Violation] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Report:
+    """Everything found in the given paths, in the order found."""
+
+    images: list[ImageReport] = field(default_factory=list)
+    skipped: list[Skipped] = field(default_factory=list)
+    extracted: list[str] = field(default_factory=list)
+    unmatched: list[Violation] = field(default_factory=list)
+
+    @property
+    def violations(self) -> list[tuple[str, Violation]]:
+        """Broken rules with the path of the cubin they were found in ("" for a rule that fits no kernel)."""
+        found = [(image.path, violation) for image in self.images for violation in image.violations]
+        return found + [("", violation) for violation in self.unmatched]
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON data; see ``schema.json``."""
+        return {
+            "format": "gwatch-inspect",
+            "version": FORMAT_VERSION,
+            "gwatch": __version__,
+            "images": [_image(image) for image in self.images],
+            "skipped": [{"path": item.path, "reason": item.reason} for item in self.skipped],
+            "extracted": list(self.extracted),
+            "unmatched_rules": [violation.to_json() for violation in self.unmatched],
+        }
+
+
+def load_schema() -> dict[str, Any]:
+    """The JSON Schema of :meth:`Report.to_json`."""
+    data: dict[str, Any] = json.loads(SCHEMA.read_text(encoding="utf-8"))
+    return data
+
+
+def _image(image: ImageReport) -> dict[str, Any]:
+    return {
+        "path": image.path,
+        "kind": image.kind,
+        "also_at": list(image.also_at),
+        "sha256": image.sha256,
+        "bytes": image.size,
+        "arch": image.arch,
+        "abi": image.abi,
+        "toolkit": image.toolkit,
+        "problem": image.problem,
+        "kernels": [kernel_json(kernel) for kernel in image.kernels],
+        "violations": [violation.to_json() for violation in image.violations],
+    }
+
+
+def kernel_json(kernel: KernelReport) -> dict[str, Any]:
+    """JSON data of one kernel."""
+    facts = kernel.facts
+    occupancy = facts.occupancy
+    data: dict[str, Any] = {
+        "name": facts.name,
+        "demangled": demangle(facts.name),
+        "kind": "kernel" if facts.is_kernel else "device function",
+        "arch": facts.arch,
+        "engine": facts.engine,
+        "instructions": facts.instructions,
+        "code_bytes": facts.code_bytes,
+        "registers": facts.registers,
+        "stack_bytes": facts.stack,
+        "shared_bytes": facts.shared,
+        "local_bytes": facts.local,
+        "constant_bytes": {str(bank): size for bank, size in facts.constants},
+        "parameters": [{"offset": offset, "bytes": size} for offset, size in facts.parameters],
+        "launch_bounds": {
+            "max_threads": _list(facts.max_threads),
+            "required_threads": _list(facts.required_threads),
+            "max_registers": facts.max_registers,
+            "cluster": _list(facts.cluster),
+            "max_cluster_rank": facts.max_cluster_rank,
+        },
+        "barriers": facts.barriers,
+        "mbarriers": facts.mbarriers,
+        "register_budgets": [
+            {"pc": pc, "action": action.lower(), "registers": count}
+            for pc, action, count in facts.register_budgets
+        ],
+        "spills": {"instructions": facts.spills, "exact": facts.spills_exact},
+        "local_accesses": facts.local_accesses,
+        "occupancy": None
+        if occupancy is None
+        else {
+            "threads": occupancy.threads,
+            "basis": occupancy.basis,
+            "ctas_per_sm": occupancy.ctas,
+            "warps_per_sm": occupancy.warps,
+            "fraction": round(occupancy.fraction, 4),
+        },
+        "mix": dict(facts.mix),
+        "opcodes": dict(facts.opcodes),
+        "memory": [
+            {
+                "opcode": use.opcode,
+                "space": use.space,
+                "action": use.action,
+                "bits": use.bits,
+                "modifiers": list(use.modifiers),
+                "count": use.count,
+            }
+            for use in facts.memory
+        ],
+        "share_128": _rounded(facts.share(128)),
+        "share_256": _rounded(facts.share(256)),
+        "tensor": dict(facts.tensor),
+        "tma": dict(facts.tma),
+        "loops": [_loop(loop) for loop in facts.loops],
+        "files": list(kernel.files),
+    }
+    if kernel.vectorization is not None:
+        data["vectorization"] = kernel.vectorization.to_json()
+    return data
+
+
+def _loop(loop: Loop) -> dict[str, Any]:
+    return {
+        "start": loop.start,
+        "latch": loop.latch,
+        "depth": loop.depth,
+        "instructions": loop.instructions,
+        "ranges": [[first, last] for first, last in loop.ranges],
+    }
+
+
+def _list(dims: tuple[int, int, int] | None) -> list[int] | None:
+    return None if dims is None else list(dims)
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)

@@ -1,0 +1,171 @@
+"""Inspect whole artifacts: every cubin of every path, in one process or many, in a fixed order."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor, Future
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from pathlib import Path
+
+from gwatch.cuda.binary.cubin import write_atomically
+from gwatch.errors import CubinError, GWatchError, ToolError
+from gwatch.inspect.artifacts import Image, Skipped, Text, open_artifact
+from gwatch.inspect.demangle import demangle
+from gwatch.inspect.facts import kernel_facts
+from gwatch.inspect.listing import Style, listing
+from gwatch.inspect.report import ImageReport, KernelReport, Report
+from gwatch.inspect.rules import Rule, check, unmatched
+from gwatch.inspect.triton_source import TritonKernels
+from gwatch.inspect.vectorize import vectorization
+from gwatch.inspect.view import CubinView
+
+IN_FLIGHT_BYTES = 256 << 20
+"""Images handed to workers and not yet back, at most (always at least one)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What to find out. ``kernels``: regular expression, all if empty. ``sass``: add listings in that style."""
+
+    kernels: str = ""
+    rules: tuple[Rule, ...] = ()
+    vectorization: bool = False
+    lines: bool = False
+    sass: Style | None = None
+
+    def wants(self, name: str) -> bool:
+        """Whether the kernel of this mangled name is asked for."""
+        return not self.kernels or any(re.search(self.kernels, n) for n in {name, demangle(name)})
+
+
+def examine(image: Image, request: Request, described: TritonKernels) -> ImageReport:
+    """Everything asked for about one cubin. Damage and unknown architectures become its ``problem``."""
+    report = ImageReport(image.path, image.kind, hashlib.sha256(image.data).hexdigest(), len(image.data))
+    try:
+        _examine(image, request, described, report)
+    except GWatchError as error:
+        report.problem = str(error)
+        report.kernels.clear()
+    return report
+
+
+def _examine(image: Image, request: Request, described: TritonKernels, report: ImageReport) -> None:
+    view = CubinView.of(image.data, image.path)
+    report.arch, report.abi, report.toolkit = view.arch.name, view.cubin.abi_version, view.toolkit
+    for kernel in view.kernels:
+        if not request.wants(kernel.name):
+            continue
+        description = described.find(kernel.name, image.path)
+        threads = 32 * description.num_warps if description and description.num_warps else None
+        facts = kernel_facts(view, kernel, threads, (description.shared or 0) if description else 0)
+        accesses = lru_cache(maxsize=1)(partial(vectorization, view, kernel, description))
+        files = tuple(sorted(kernel.set_filepaths)) if request.lines else ()
+        wide = accesses() if request.vectorization and kernel.is_entry else None
+        report.kernels.append(KernelReport(facts, files, wide))
+        if kernel.is_entry:
+            report.violations += check(request.rules, view, kernel, facts, accesses)
+    if request.sass is not None:
+        report.sass = listing(view, request.sass, request.wants if request.kernels else None)
+
+
+@dataclass(slots=True)
+class _Task:
+    """A cubin on its way: its report, or the future of it, and where else the same bytes were found."""
+
+    future: Future[ImageReport] | None
+    report: ImageReport | None
+    size: int
+    also_at: list[str] = field(default_factory=list)
+
+    def result(self) -> ImageReport:
+        if self.report is not None:
+            return self.report
+        assert self.future is not None
+        try:
+            return self.future.result()
+        except BrokenProcessPool as error:
+            raise ToolError(
+                "worker-died", "a worker process ended before it answered", "out of memory? use fewer --jobs"
+            ) from error
+
+
+def inspect(
+    paths: Sequence[str | os.PathLike[str]],
+    request: Request | None = None,
+    *,
+    executor: Executor | None = None,
+    workers: int = 1,
+    extract: Path | None = None,
+    progress: Callable[[int, str], None] | None = None,
+) -> Report:
+    """Inspect everything in ``paths``.
+
+    ``executor`` runs the work on cubins (any :class:`concurrent.futures.Executor`; none: here), with about
+    ``2 * workers`` of them handed out at a time; the report doesn't depend on it. ``extract``: folder that gets each
+    distinct cubin as a file. ``progress`` is called with the number of cubins found so far and the path of each.
+    Raises CubinNotFound or CubinError for a path that can't be read at all.
+    """
+    asked = request or Request()
+    report = Report()
+    tasks: dict[str, _Task] = {}
+    waiting: deque[_Task] = deque()
+    in_flight = 0
+    for item, described in _items(paths):
+        if isinstance(item, Skipped):
+            report.skipped.append(item)
+            continue
+        digest = hashlib.sha256(item.data).hexdigest()
+        if progress is not None:
+            progress(len(tasks) + 1, item.path)
+        if digest in tasks:
+            tasks[digest].also_at.append(item.path)
+            continue
+        if extract is not None:
+            report.extracted.append(_extract(extract, item, digest))
+        if executor is None:
+            tasks[digest] = _Task(None, examine(item, asked, described.near(item.path)), len(item.data))
+            continue
+        while waiting and (len(waiting) >= 2 * workers or in_flight + len(item.data) > IN_FLIGHT_BYTES):
+            done = waiting.popleft()
+            done.report = done.result()
+            done.future = None
+            in_flight -= done.size
+        task = _Task(executor.submit(examine, item, asked, described.near(item.path)), None, len(item.data))
+        tasks[digest] = task
+        waiting.append(task)
+        in_flight += task.size
+    for task in tasks.values():
+        image = task.result()
+        image.also_at = task.also_at
+        report.images.append(image)
+    names = [k.facts.name for image in report.images for k in image.kernels if k.facts.is_kernel]
+    report.unmatched = unmatched(asked.rules, names)
+    return report
+
+
+def _items(paths: Iterable[str | os.PathLike[str]]) -> Iterator[tuple[Image | Skipped, TritonKernels]]:
+    for path in paths:
+        described = TritonKernels()
+        for item in open_artifact(path):
+            if isinstance(item, Text):
+                described.add(item)
+            else:
+                yield item, described
+
+
+def _extract(folder: Path, image: Image, digest: str) -> str:
+    """Write one cubin; its name starts with the member's own and ends with the hash, so that no two clash."""
+    stem = re.sub(r"[^\w.-]+", "_", re.split(r"[!/]", image.path)[-1]).removesuffix(".cubin")
+    path = folder / f"{stem}-{digest[:12]}.cubin"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CubinError("extract-folder", f"cannot make {folder}: {error.strerror}") from None
+    write_atomically(path, image.data)
+    return str(path)

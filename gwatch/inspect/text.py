@@ -1,0 +1,242 @@
+"""Reports for people and for CI logs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gwatch.inspect.demangle import demangle, short
+from gwatch.inspect.report import ImageReport, KernelReport, Report
+from gwatch.inspect.rules import Violation
+from gwatch.inspect.vectorize import GlobalAccess, Vectorization
+
+DETAILED = 3
+"""Up to this many kernels in all, each is described at length."""
+_NAME_WIDTH = 52
+
+
+def render(report: Report) -> str:
+    """The whole report as text."""
+    total = sum(len(image.kernels) for image in report.images)
+    out: list[str] = []
+    for image in report.images:
+        out += _image(image, total <= DETAILED)
+    out += _skipped(report)
+    out += [f"extracted {path}" for path in report.extracted]
+    out.append(_summary(report))
+    out += violations(report)
+    return "\n".join(out) + "\n"
+
+
+def _summary(report: Report) -> str:
+    kernels = [k for image in report.images for k in image.kernels]
+    launchable = sum(1 for k in kernels if k.facts.is_kernel)
+    copies = sum(len(image.also_at) for image in report.images)
+    text = f"{len(report.images)} cubins, {launchable} kernels"
+    if copies:
+        text += f", {copies} copies of the same bytes folded"
+    if report.skipped:
+        text += f", {len(report.skipped)} other members"
+    return text
+
+
+def _skipped(report: Report) -> list[str]:
+    """Other members, those with the same reason on one line."""
+    groups: dict[str, list[str]] = {}
+    for item in report.skipped:
+        groups.setdefault(item.reason, []).append(item.path)
+    out = []
+    for reason, paths in groups.items():
+        more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
+        out.append(f"other: {paths[0]}{more}: {reason}")
+    return out
+
+
+def _image(image: ImageReport, detailed: bool) -> list[str]:
+    toolkit = f", toolkit {image.toolkit}" if image.toolkit else ""
+    arch = image.arch or "unknown architecture"
+    head = f"{image.path}  {arch}{toolkit}, {image.size} bytes, sha256 {image.sha256[:12]}"
+    out = [head]
+    out += [f"  also at {path}" for path in image.also_at[:3]]
+    if len(image.also_at) > 3:
+        out.append(f"  and at {len(image.also_at) - 3} more places")
+    if image.problem:
+        return [*out, f"  {image.problem}", ""]
+    if detailed:
+        for kernel in image.kernels:
+            out += _kernel(kernel)
+    elif image.kernels:
+        out.append(
+            f"  {'kernel':{_NAME_WIDTH}} {'instr':>6} {'regs':>4} {'shared':>7} {'stack':>6} {'spills':>6} "
+            f"{'occ':>5} {'128-bit':>7} {'tensor':>6} {'loops':>5}"
+        )
+        out += [_row(kernel) for kernel in image.kernels]
+    out += [text for kernel in image.kernels if kernel.vectorization for text in _vector(kernel)]
+    return [*out, ""]
+
+
+def _row(kernel: KernelReport) -> str:
+    facts = kernel.facts
+    name = short(facts.name)
+    if len(name) > _NAME_WIDTH:
+        name = name[: _NAME_WIDTH - 1] + "…"
+    occupancy = f"{facts.occupancy.fraction:.0%}" if facts.occupancy else "-"
+    share = facts.share(128)
+    return (
+        f"  {name:{_NAME_WIDTH}} {facts.instructions:6} {_or_dash(facts.registers):>4} {facts.shared:7} "
+        f"{facts.stack:6} {facts.spills:6} {occupancy:>5} {'-' if share is None else f'{share:.0%}':>7} "
+        f"{sum(count for _, count in facts.tensor):6} {len(facts.loops):5}"
+    )
+
+
+def _or_dash(value: int | None) -> str:
+    return "-" if value is None else str(value)
+
+
+def _kernel(kernel: KernelReport) -> list[str]:
+    facts = kernel.facts
+    out = [f"  {'kernel' if facts.is_kernel else 'device function'} {demangle(facts.name)}"]
+    constants = ", ".join(f"c[{bank}] {size}" for bank, size in facts.constants) or "none"
+    out.append(
+        f"    {facts.instructions} instructions, {_or_dash(facts.registers)} registers, shared {facts.shared} B, "
+        f"stack {facts.stack} B, local {facts.local} B, constants {constants}"
+    )
+    limits = []
+    bounds = (facts.required_threads, facts.max_threads, facts.cluster)
+    for label, dims in zip(("required threads", "max threads", "cluster"), bounds, strict=True):
+        if dims is not None:
+            limits.append(f"{label} {dims[0]}×{dims[1]}×{dims[2]}")
+    if facts.barriers:
+        limits.append(f"{facts.barriers} barriers")
+    if facts.mbarriers:
+        limits.append(f"{facts.mbarriers} mbarriers")
+    if limits:
+        out.append(f"    {', '.join(limits)}")
+    if facts.occupancy is not None:
+        o = facts.occupancy
+        out.append(
+            f"    occupancy {o.fraction:.0%}: {o.ctas} CTAs of {o.threads} threads ({o.basis}), "
+            f"{o.warps} warps per SM"
+        )
+    if facts.register_budgets:
+        steps = ", ".join(
+            f"{action.lower()} {count} at {pc:#x}" for pc, action, count in facts.register_budgets
+        )
+        out.append(f"    register budgets (setmaxnreg): {steps}")
+    if facts.spills or facts.local_accesses:
+        basis = "marked by the compiler" if facts.spills_exact else "fixed stack slots"
+        out.append(f"    spills: {facts.spills} ({basis}) of {facts.local_accesses} local loads and stores")
+    out.append(
+        f"    mix: {', '.join(f'{unit} {count}' for unit, count in sorted(facts.mix, key=lambda m: -m[1]))}"
+    )
+    for use in facts.memory:
+        if use.space != "constant":
+            out.append(
+                f"    {use.count:5} × {use.opcode:32} {use.space} {use.action}, {use.bits} bits a thread"
+            )
+    share = facts.share(128)
+    if share is not None:
+        out.append(f"    {share:.0%} of the global loads and stores are at least 128 bits wide")
+    for label, found in (("tensor", facts.tensor), ("tma", facts.tma)):
+        if found:
+            out.append(f"    {label}: {', '.join(f'{count} × {name}' for name, count in found)}")
+    for loop in facts.loops[:12]:
+        place = f"{loop.start:#06x}..{loop.latch:#06x}"
+        out.append(f"    loop {place}, depth {loop.depth}, {loop.instructions} instructions")
+    if len(facts.loops) > 12:
+        out.append(f"    and {len(facts.loops) - 12} more loops (--json)")
+    out += [f"    source {path}" for path in kernel.files]
+    return out
+
+
+def _vector(kernel: KernelReport) -> Iterator[str]:
+    found = kernel.vectorization
+    assert found is not None
+    yield f"  global loads and stores of {short(kernel.facts.name)}{_launch(found)}"
+    if not found.accesses:
+        yield "    none"
+        return
+    yield (
+        f"    {'pc':>6}  {'instruction':24} {'guard':5} {'bits':>4} {'bytes':>5}  {'argument':14} "
+        f"{'divisible':>9}  line"
+    )
+    for access in found.accesses:
+        yield _access(access, found.described)
+    narrow = [access for access in found.accesses if access.cause is not None]
+    full = len(found.accesses) - len(narrow)
+    yield f"    {full} of {len(found.accesses)} are 128 bits wide or more"
+    seen: dict[tuple[str, str, str], list[GlobalAccess]] = {}
+    for access in narrow:
+        assert access.cause is not None
+        seen.setdefault((access.action, access.cause.name, access.cause.argument), []).append(access)
+    for (action, name, _), members in seen.items():
+        first = members[0]
+        assert first.cause is not None
+        yield f"    {len(members)} narrow {action}s ({name}): {first.cause.text}"
+
+
+def _launch(found: Vectorization) -> str:
+    parts = []
+    if found.num_warps:
+        parts.append(f"{found.num_warps} warps ({32 * found.num_warps} threads)")
+    parts += [f"{name}={value}" for name, value in found.constants]
+    return f": {', '.join(parts)}" if parts else ""
+
+
+def _access(access: GlobalAccess, described: bool) -> str:
+    argument = f"{access.argument} {access.argument_type}".strip() or "?"
+    divisible = (
+        str(access.divisibility) if access.divisibility else "no" if described and access.argument else "?"
+    )
+    where = ""
+    if access.line is not None:
+        file, number, text = access.line
+        where = f"{number}: {text}" if text else f"{file.rsplit('/', 1)[-1]}:{number}"
+    return (
+        f"    {access.pc:#06x}  {access.opcode:24} {access.guard:5} {access.bits:4} {access.bytes:5}  "
+        f"{argument:14} {divisible:>9}  {where}"
+    )
+
+
+def violations(report: Report) -> list[str]:
+    """One paragraph a broken rule."""
+    out = []
+    for path, violation in report.violations:
+        kernel = f" in kernel {demangle(violation.kernel)}" if violation.kernel else ""
+        where = f" of {path}" if path else ""
+        out.append(f"FAIL [{violation.rule}]{kernel}{where}: {violation.message}")
+        if violation.pc >= 0:
+            out.append(f"     at {violation.pc:#06x}: {violation.instruction}{_source(violation)}")
+        if violation.cause:
+            out.append(f"     {violation.cause}")
+    return out
+
+
+def _source(violation: Violation) -> str:
+    if violation.line is None:
+        return ""
+    file, number, text = violation.line
+    return f"  ({file}:{number}{': ' + text if text else ''})"
+
+
+def github(report: Report) -> str:
+    """Broken rules as GitHub workflow commands, one a line."""
+    out = []
+    for path, violation in report.violations:
+        place = path
+        if violation.line is not None:
+            place = f"{violation.line[0]},line={violation.line[1]}"
+        detail = f" at {violation.pc:#x}: {violation.instruction}" if violation.pc >= 0 else ""
+        cause = f" ({violation.cause})" if violation.cause else ""
+        kernel = f"{demangle(violation.kernel)}: " if violation.kernel else ""
+        message = _escaped(f"{kernel}{violation.message}{detail}{cause}")
+        file = f"file={_property(place) if violation.line is None else place}," if place else ""
+        out.append(f"::error {file}title={_property(violation.rule)}::{message}")
+    return "".join(f"{line}\n" for line in out)
+
+
+def _escaped(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _property(text: str) -> str:
+    return _escaped(text).replace(":", "%3A").replace(",", "%2C")

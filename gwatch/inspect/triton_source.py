@@ -1,0 +1,255 @@
+"""What a package says about how its Triton kernels were made: source, argument types, alignment, launch.
+
+Read from AOTInductor's C++ wrapper (the Triton module is embedded there as text), from Inductor's Python files
+(``async_compile.triton``), from Triton's own ``.ttir`` and from its metadata JSON. Text is parsed as text
+(:mod:`ast`); nothing of it is run.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import PurePosixPath
+from typing import Any
+
+from gwatch.inspect.artifacts import Text
+
+_EMBEDDED = re.compile(r"async_compile\.triton\(\s*'([^']+)'\s*,\s*'''(.*?)'''", re.S)
+_LOAD = re.compile(
+    r'(?:kernels_?\.)?(\w+)\s*=\s*loadKernel\(\s*("[^"]*"|[^,]+?)\s*,\s*"([^"]+)"\s*,\s*([0-9]+)'
+)
+_LAUNCH = re.compile(
+    r"launchKernel\(\s*(?:kernels_?\.)?(\w+)\s*,\s*[^,]+,[^,]+,[^,]+,\s*([0-9]+)\s*,\s*([0-9]+)\s*,"
+)
+_PARAMETER = re.compile(r"%(\w+):\s*([^,{)]+?)\s*(?:\{([^}]*)\})?\s*loc\(")
+_FUNCTION = re.compile(r"tt\.func public @([\w$.]+)\((.*?)\)\s*attributes", re.S)
+_DIVISIBILITY = re.compile(r"tt\.divisibility\s*=\s*([0-9]+)")
+_BYTES = {"1": 1, "8": 1, "16": 2, "32": 4, "64": 8}
+_TTIR_TYPES = {"f32": "fp32", "f16": "fp16", "bf16": "bf16", "f64": "fp64"}
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """A kernel argument: ``type`` as Triton writes it (``*fp32``, ``i32``), proven ``divisibility`` (bytes for a
+    pointer, a number for an integer; None when nothing is promised)."""
+
+    name: str
+    type: str
+    divisibility: int | None
+
+    @property
+    def is_pointer(self) -> bool:
+        return self.type.startswith("*")
+
+    @property
+    def element_bytes(self) -> int | None:
+        """Size of an element of a pointer, or of the number itself."""
+        match = re.search(r"([0-9]+)$", self.type.lstrip("*"))
+        return _BYTES.get(match[1]) if match else None
+
+
+@dataclass(frozen=True, slots=True)
+class TritonKernel:
+    """One kernel. ``arguments`` are those passed at launch, in order (constants left out). ``source`` is the
+    module's text, line 1 first; ``lines`` the range of the kernel's own function in it. ``cubin`` is the file name
+    that the wrapper loads, "" where it isn't stated."""
+
+    name: str
+    arguments: tuple[Argument, ...]
+    constants: tuple[tuple[str, str], ...] = ()
+    source: str = ""
+    lines: tuple[int, int] = (0, 0)
+    num_warps: int | None = None
+    shared: int | None = None
+    cubin: str = ""
+    found_in: str = ""
+
+    def line(self, number: int) -> str:
+        """Text of a source line inside the kernel's function; "" for any other."""
+        if not self.lines[0] <= number <= self.lines[1]:
+            return ""
+        return self.source.split("\n")[number - 1].strip()
+
+
+@dataclass(slots=True)
+class TritonKernels:
+    """All kernels that the texts of an artifact describe, and the launch metadata beside them."""
+
+    kernels: list[TritonKernel] = field(default_factory=list)
+    metadata: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
+
+    def add(self, text: Text) -> None:
+        """Take in what a text says; texts of other kinds say nothing."""
+        if text.path.endswith(".ttir"):
+            self.kernels += _ttir(text)
+        elif text.path.endswith(".json"):
+            data = _metadata(text)
+            if data is not None:
+                self.metadata[_folder(text.path), str(data["name"])] = data
+        elif "async_compile.triton" in text.text:
+            self.kernels += _wrapper(text)
+
+    def near(self, path: str) -> TritonKernels:
+        """Only what may describe the cubin at ``path`` (a small object to send to a worker)."""
+        folder, file = _folder(path), _file(path)
+        kernels = [k for k in self.kernels if k.cubin in ("", file) or not path.endswith(".cubin")]
+        return TritonKernels(kernels, {key: data for key, data in self.metadata.items() if key[0] == folder})
+
+    def find(self, name: str, path: str) -> TritonKernel | None:
+        """The description of kernel ``name`` in the cubin at ``path``: by the cubin file that a wrapper loads, then
+        by folder, then by name if only one has it."""
+        named = [k for k in self.kernels if k.name == name]
+        file, folder = _file(path), _folder(path)
+        stated = [k for k in named if k.cubin and k.cubin == file]
+        beside = [k for k in named if not k.cubin and _folder(k.found_in) == folder]
+        stem = [k for k in beside if _file(k.found_in).rsplit(".", 1)[0] == file.rsplit(".", 1)[0]]
+        beside = stem or beside
+        loose = [k for k in named if not k.cubin or not path.endswith(".cubin")]
+        if stated:
+            kernel = stated[0]
+        elif len(beside) == 1:
+            kernel = beside[0]
+        elif len(loose) == 1:
+            kernel = loose[0]
+        else:
+            return None
+        data = self.metadata.get((folder, name))
+        if data is not None and kernel.num_warps is None:
+            return replace(kernel, num_warps=_integer(data, "num_warps"), shared=_integer(data, "shared"))
+        return kernel
+
+
+def _folder(path: str) -> str:
+    return re.split(r"[!/](?=[^!/]*$)", path)[0]
+
+
+def _file(path: str) -> str:
+    return re.split(r"[!/]", path)[-1]
+
+
+def _integer(data: dict[str, Any], key: str) -> int | None:
+    value = data.get(key)
+    return value if isinstance(value, int) else None
+
+
+def _metadata(text: Text) -> dict[str, Any] | None:
+    try:
+        data = json.loads(text.text)
+    except ValueError:
+        return None
+    return data if isinstance(data, dict) and "num_warps" in data and "name" in data else None
+
+
+def _wrapper(text: Text) -> Iterator[TritonKernel]:
+    """Kernels of a wrapper: one embedded module each; loads and launches belong to the module in front of them."""
+    matches = list(_EMBEDDED.finditer(text.text))
+    for position, match in enumerate(matches):
+        # The generated file starts right behind the opening quotes; in a wrapper it is indented as a comment.
+        kernel = _module(match[1], textwrap.dedent(match[2]))
+        if kernel is None:
+            continue
+        end = matches[position + 1].start() if position + 1 < len(matches) else len(text.text)
+        after = text.text[match.end() : end]
+        load, launch = _LOAD.search(after), _LAUNCH.search(after)
+        kernel = replace(kernel, found_in=text.path)
+        if load is not None and load[3] == kernel.name:
+            file = load[2].strip('"') if load[2].startswith('"') else ""
+            kernel = replace(kernel, cubin=PurePosixPath(file).name, shared=int(load[4]))
+        if launch is not None and (load is None or launch[1] == load[1]):
+            kernel = replace(kernel, num_warps=int(launch[2]), shared=int(launch[3]))
+        yield kernel
+
+
+def _module(name: str, source: str) -> TritonKernel | None:
+    try:
+        tree = ast.parse(source)
+    except SyntaxError:
+        return None
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef) and node.name == name:
+            meta = next((m for m in map(_triton_meta, node.decorator_list) if m), None)
+            if meta is None:
+                return None
+            signature = meta.get("signature") or {}
+            constants = {str(k): str(v) for k, v in (meta.get("constants") or {}).items()}
+            aligned = _aligned(meta.get("configs"), list(signature))
+            arguments = tuple(
+                Argument(argument, str(kind), aligned.get(argument))
+                for argument, kind in signature.items()
+                if kind != "constexpr" and argument not in constants
+            )
+            lines = (node.lineno, node.end_lineno or node.lineno)
+            return TritonKernel(name, arguments, tuple(constants.items()), source, lines)
+    return None
+
+
+def _triton_meta(decorator: ast.expr) -> dict[str, Any] | None:
+    if not isinstance(decorator, ast.Call):
+        return None
+    for keyword in decorator.keywords:
+        if keyword.arg == "triton_meta":
+            value = _literal(keyword.value)
+            return value if isinstance(value, dict) else None
+    return None
+
+
+def _literal(node: ast.expr) -> Any:
+    """The value of a literal; a call (``DeviceProperties(...)``) becomes a dict of its keywords."""
+    if isinstance(node, ast.Dict):
+        return {
+            _literal(key): _literal(value)
+            for key, value in zip(node.keys, node.values, strict=True)
+            if key is not None
+        }
+    if isinstance(node, ast.Tuple | ast.List):
+        items = [_literal(item) for item in node.elts]
+        return tuple(items) if isinstance(node, ast.Tuple) else items
+    if isinstance(node, ast.Call):
+        return {word.arg: _literal(word.value) for word in node.keywords if word.arg}
+    try:
+        return ast.literal_eval(node)
+    except (ValueError, TypeError):
+        return None
+
+
+def _aligned(configs: Any, names: list[str]) -> dict[str, int]:
+    """Argument name -> promised divisibility. Keys of a configuration are positions, as ``(0,)`` or ``0``; older
+    ones list the positions that are divisible by 16."""
+    out: dict[str, int] = {}
+    for config in configs if isinstance(configs, list) else []:
+        if not isinstance(config, dict):
+            continue
+        listed = config.get("divisible_by_16")
+        for position in listed if isinstance(listed, tuple | list) else ():
+            if isinstance(position, int) and position < len(names):
+                out[names[position]] = 16
+        for position, attributes in config.items():
+            index = position[0] if isinstance(position, tuple) and position else position
+            if not isinstance(index, int) or index >= len(names) or not isinstance(attributes, list):
+                continue
+            for attribute in attributes:
+                if (
+                    isinstance(attribute, list)
+                    and attribute[:1] == ["tt.divisibility"]
+                    and len(attribute) == 2
+                ):
+                    out[names[index]] = int(attribute[1])
+    return out
+
+
+def _ttir(text: Text) -> Iterator[TritonKernel]:
+    match = _FUNCTION.search(text.text)
+    if match is None:
+        return
+    arguments = []
+    for name, kind, attributes in _PARAMETER.findall(match[2]):
+        divisibility = _DIVISIBILITY.search(attributes)
+        pointer = re.search(r"!tt\.ptr<(\w+)", kind)
+        plain = pointer[1] if pointer else kind.strip()
+        shown = ("*" if pointer else "") + _TTIR_TYPES.get(plain, plain)
+        arguments.append(Argument(name, shown, int(divisibility[1]) if divisibility else None))
+    yield TritonKernel(match[1], tuple(arguments), found_in=text.path)

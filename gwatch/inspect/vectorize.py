@@ -1,0 +1,276 @@
+"""Every global load and store of a kernel: how wide it is, on which argument, and why it isn't wider.
+
+Facts (address, guard, width, argument) come from the code. Where a package describes the kernel
+(:mod:`gwatch.inspect.triton_source`), its alignment promises decide the cause; for a bare cubin the address
+arithmetic does: what could have been one access, and what stood in the way.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from gwatch.cuda.binary import KernelDef, nvinfo
+from gwatch.cuda.binary.nvinfo import Attr
+from gwatch.inspect.causes import Cause, Place, explain
+from gwatch.inspect.demangle import demangle
+from gwatch.inspect.facts import indirect_targets
+from gwatch.inspect.loops import find_blocks
+from gwatch.inspect.opcodes import access_of
+from gwatch.inspect.origin import NOTHING, Seen, Value, trace
+from gwatch.inspect.triton_source import Argument, TritonKernel
+from gwatch.inspect.view import CubinView
+
+_ADDRESS = re.compile(r"\[R([0-9]+|Z)((?:\.U32|\.64)?)(?:\+UR([0-9]+))?(?:\+(-?0x[0-9a-f]+))?\]")
+_UNIFORM = re.compile(r"\[UR([0-9]+)(?:\.64)?(?:\+(-?0x[0-9a-f]+))?\]")
+_GUARD = re.compile(r"@(!?)(U?P)([0-9])")
+WANTED = frozenset({"LDG", "STG", "LD", "ST", "LDGSTS"})
+FULL_BITS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class GlobalAccess:
+    """One global load or store. ``pc`` in bytes from the kernel's start; ``argument`` its base pointer ("" when it
+    can't be told) with ``divisibility`` promised for it (None: not promised, or not known); ``line`` is (file,
+    number, text) with an empty text where the source isn't at hand."""
+
+    pc: int
+    text: str
+    opcode: str
+    action: str
+    guard: str
+    bits: int
+    argument: str
+    argument_type: str
+    divisibility: int | None
+    line: tuple[str, int, str] | None
+    cause: Cause | None
+
+    @property
+    def bytes(self) -> int:
+        """Bytes a thread moves."""
+        return self.bits // 8
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON data."""
+        return {
+            "pc": self.pc,
+            "text": self.text,
+            "opcode": self.opcode,
+            "action": self.action,
+            "guard": self.guard,
+            "bits": self.bits,
+            "bytes": self.bytes,
+            "argument": self.argument,
+            "argument_type": self.argument_type,
+            "divisibility": self.divisibility,
+            "line": None
+            if self.line is None
+            else {"file": self.line[0], "number": self.line[1], "text": self.line[2]},
+            "cause": None if self.cause is None else self.cause.to_json(),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Vectorization:
+    """All global accesses of a kernel by address. ``described``: a package says how the kernel was made;
+    ``num_warps`` and ``constants`` (block sizes and the like) are then known."""
+
+    accesses: tuple[GlobalAccess, ...]
+    described: bool
+    num_warps: int | None
+    shared: int | None
+    constants: tuple[tuple[str, str], ...]
+    arguments: tuple[Argument, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON data."""
+        return {
+            "described": self.described,
+            "num_warps": self.num_warps,
+            "shared_bytes": self.shared,
+            "constants": dict(self.constants),
+            "arguments": [
+                {"name": a.name, "type": a.type, "divisibility": a.divisibility} for a in self.arguments
+            ],
+            "accesses": [access.to_json() for access in self.accesses],
+        }
+
+
+def vectorization(
+    view: CubinView, kernel: KernelDef, description: TritonKernel | None = None
+) -> Vectorization:
+    """The global accesses of ``kernel``, each narrow one with its cause.
+
+    Raises CubinError for damaged attributes or line tables.
+    """
+    code = view.code(kernel)
+    records = view.attributes(kernel)
+    places = _Places(view, kernel, description)
+    seen = trace(code, find_blocks(code, indirect_targets(records)), WANTED)
+    found = [place for place in map(places.of, seen) if place is not None]
+    causes = explain(found, places.arguments, description is not None)
+    lines = kernel.map_address_to_line
+    accesses = []
+    for place in found:
+        pc = place.index * view.arch.instruction_size
+        argument = places.arguments[place.argument] if place.argument is not None else None
+        where = lines.get(pc)
+        text = description.line(where[1]) if where is not None and description is not None else ""
+        accesses.append(
+            GlobalAccess(
+                pc=pc,
+                text=place.text,
+                opcode=place.access.opcode,
+                action=place.access.action,
+                guard=place.guard,
+                bits=place.access.bits,
+                argument=argument.name if argument else "",
+                argument_type=argument.type if argument else "",
+                divisibility=argument.divisibility if argument else None,
+                line=(where[0], where[1], text) if where else None,
+                cause=causes.get(place.index),
+            )
+        )
+    return Vectorization(
+        tuple(accesses),
+        description is not None,
+        description.num_warps if description else None,
+        description.shared if description else None,
+        description.constants if description else (),
+        tuple(places.arguments),
+    )
+
+
+class _Places:
+    """Turns what was seen in front of an instruction into a :class:`Place`."""
+
+    def __init__(self, view: CubinView, kernel: KernelDef, description: TritonKernel | None) -> None:
+        records = view.attributes(kernel)
+        bank = nvinfo.first(records, Attr.PARAM_CBANK)
+        base = bank.words[1] & 0xFFFF if bank is not None and len(bank.words) == 2 else 0
+        self.parameters = nvinfo.parameters(records)
+        self.arguments = _arguments(kernel.name, [p.size for p in self.parameters], description)
+        self.ordinal = {
+            base + p.offset + at: p.ordinal for p in self.parameters for at in range(0, p.size, 4)
+        }
+        self.size = view.arch.instruction_size
+        self.skips: list[tuple[int, Seen]] = []
+
+    def of(self, seen: Seen) -> Place | None:
+        """The access at ``seen``; None for a branch or exit, which is remembered as a condition."""
+        match = _GUARD.match(seen.text)
+        body = seen.text.split(None, 1)[-1] if match else seen.text
+        opcode = body.split(None, 1)[0]
+        access = access_of(opcode)
+        if access is None:
+            self.skips.append((seen.block, seen))
+            return None
+        address, key, offset = self._address(seen, body)
+        conditions, guard_key, guard = NOTHING, "", ""
+        if match:
+            register = (match[2], int(match[3]))
+            conditions = seen.values.get(register, NOTHING)
+            guard = f"@{match[1]}{match[2]}{match[3]}"
+            guard_key = f"{match[1]}{match[2]}{match[3]}:{seen.definitions.get(register, -1)}"
+        elif self.skips:
+            skip = self.skips[-1][1]
+            passed = _GUARD.match(skip.text)
+            if passed:
+                conditions = skip.values.get((passed[2], int(passed[3])), NOTHING)
+                guard_key = f"behind:{skip.index}"
+        return Place(
+            index=seen.index,
+            block=seen.block,
+            text=seen.text,
+            access=access,
+            guard=guard,
+            guard_key=guard_key,
+            address_key=key,
+            offset=offset,
+            argument=self._base(address),
+            scalars=self._numbers(address.constants),
+            conditions=self._numbers(conditions.constants),
+            products=tuple(
+                (number, threads)
+                for constant, threads in sorted(address.products)
+                for number in self._numbers(frozenset({constant}))
+            ),
+            gathered=address.loaded,
+        )
+
+    def _address(self, seen: Seen, body: str) -> tuple[Value, str, int]:
+        """Origins of the address, a key that is equal for equal registers, and the constant offset."""
+        # LDGSTS names the shared destination first; the global address is the last one.
+        matches = list(_ADDRESS.finditer(body))
+        if matches:
+            match = matches[-1]
+            registers = []
+            if match[1] != "Z":
+                first = int(match[1])
+                registers = [("R", first), ("R", first + 1)] if match[2] == ".64" else [("R", first)]
+            if match[3]:
+                registers += [("UR", int(match[3])), ("UR", int(match[3]) + 1)]
+            offset = int(match[4], 16) if match[4] else 0
+        else:
+            uniform = _UNIFORM.search(body)
+            if uniform is None:
+                return NOTHING, f"?{seen.index}", 0
+            registers = [("UR", int(uniform[1])), ("UR", int(uniform[1]) + 1)]
+            offset = int(uniform[2], 16) if uniform[2] else 0
+        value = NOTHING
+        for register in registers:
+            value = value | seen.values.get(register, NOTHING)
+        key = ",".join(
+            f"{file}{number}:{seen.definitions.get((file, number), -1)}" for file, number in registers
+        )
+        return value, key, offset
+
+    def _numbers(self, constants: frozenset[int]) -> tuple[int, ...]:
+        """Ordinals of the non-pointer arguments at these bank offsets."""
+        found = {self.ordinal[c] for c in constants if c in self.ordinal}
+        return tuple(sorted(n for n in found if n < len(self.arguments) and not self.arguments[n].is_pointer))
+
+    def _base(self, address: Value) -> int | None:
+        """Ordinal of the pointer that the address is counted from; None when there is none, or more than one."""
+        found = {self.ordinal[c] for c in address.base if c in self.ordinal}
+        pointers = [n for n in found if n < len(self.arguments) and self.arguments[n].is_pointer]
+        return pointers[0] if len(pointers) == 1 else None
+
+
+def _arguments(name: str, sizes: list[int], description: TritonKernel | None) -> list[Argument]:
+    """Names and types of the parameters: the package's, else the C++ signature's, else position and size."""
+    if description is not None and len(description.arguments) <= len(sizes):
+        named = list(description.arguments)
+        # Triton passes scratch pointers behind the kernel's own arguments.
+        return named + [Argument(f"scratch{n}", "*i8", None) for n in range(len(sizes) - len(named))]
+    types = _signature(demangle(name))
+    if len(types) == len(sizes):
+        return [
+            Argument(f"argument {n}", f"*{text[:-1].strip()}" if text.endswith("*") else text, None)
+            for n, text in enumerate(types)
+        ]
+    return [
+        Argument(f"argument {n}", "*" if size == 8 else f"{size} bytes", None) for n, size in enumerate(sizes)
+    ]
+
+
+def _signature(text: str) -> list[str]:
+    """Parameter types of a demangled function; [] for a name that isn't mangled."""
+    if not text.endswith(")"):
+        return []
+    depth, parts, end = 0, [], len(text) - 1
+    for at in range(len(text) - 1, -1, -1):
+        if text[at] in ")]>":
+            depth += 1
+        elif text[at] in "([<":
+            depth -= 1
+            if depth == 0:
+                parts.append(text[at + 1 : end].strip())
+                break
+        elif text[at] == "," and depth == 1:
+            parts.append(text[at + 1 : end].strip())
+            end = at
+    plain = [part.replace(" const*", "*").replace(" __restrict", "") for part in reversed(parts)]
+    return [part for part in plain if part and part != "void"]
