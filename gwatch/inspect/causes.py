@@ -2,13 +2,14 @@
 
 A group is everything a kernel loads (or stores) through one argument. Causes, most specific first: ``gather``
 (the address was loaded), ``divisibility`` (an argument's alignment isn't promised), ``stride`` (neighbouring
-elements of a thread are an argument apart), ``mask`` (elements have conditions of their own), ``offset`` (the
+elements of a thread lie apart), ``mask`` (elements have conditions of their own), ``offset`` (the
 places don't start at a multiple of the width), ``tail`` (the rest beside wide accesses), ``dtype`` (a thread has
 fewer than 16 bytes there), ``unknown``.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from dataclasses import dataclass
 
@@ -163,9 +164,12 @@ class _Group:
         if total < FULL_BYTES:
             size = self.pointer.element_bytes if self.pointer is not None else None
             unit = f"{total // size} × {size}" if size and total % size == 0 else f"{total}"
-            places = len(self.runs)
-            also = f", at {places} places apart from each other" if places > 1 else ""
-            return Cause("dtype", self._name(), f"a thread has only {unit} bytes in a row there{also}")
+            same = [other for other in self.runs if other[0].address_key == place.address_key]
+            if len(same) > 1 and not self.described:
+                apart = min(b[0].offset - a[0].offset for a, b in itertools.pairwise(same))
+                text = f"the thread's {len(same)} places there are {apart:#x} bytes apart, each {unit} bytes"
+                return Cause("stride", self._name(), text)
+            return Cause("dtype", self._name(), f"a thread has only {unit} bytes in a row there")
         return Cause("unknown", self._name(), "neither arguments nor address arithmetic show why")
 
     def _name(self) -> str:
@@ -208,5 +212,5 @@ def _offset(run: list[Place]) -> Cause:
 
 
 def _merged(run: list[Place]) -> str:
-    first, last = run[0].offset, run[-1].offset
-    return f"{len(run)} accesses at {first:#x} to {last:#x} of the same address could be one of {_together(run) * 8} bits"
+    places = f"{run[0].offset:#x} to {run[-1].offset:#x}"
+    return f"{len(run)} accesses at {places} of the same address could be one of {_together(run) * 8} bits"
