@@ -22,6 +22,7 @@ from gwatch.errors import ToolError, UnsupportedError
 UNSEEN = 15
 UNKNOWN = 64
 TRUST = 6
+OFTEN = 50
 ANY = "*"
 _NEVER = (1, UNSEEN, 0)
 _SPLIT = {"IMAD": ("WIDE", "HI"), "UIMAD": ("WIDE", "HI"), "LEA": ("HI",)}
@@ -81,11 +82,10 @@ class LatencyTable:
         """Issue cycles after which a result of ``producer`` in ``file`` is there for any consumer."""
         key = (producer, file)
         if key not in self._settled:
-            slowest = [
-                minimum
-                for pair, (minimum, _, seen) in self.pairs.items()
-                if pair[:2] == key and seen >= TRUST
-            ]
+            mine = [(minimum, seen) for pair, (minimum, _, seen) in self.pairs.items() if pair[:2] == key]
+            # A pair seen often has its minimum among what was seen; a rare one may only look slow.
+            often = [minimum for minimum, seen in mine if seen >= OFTEN]
+            slowest = often or [minimum for minimum, seen in mine if seen >= TRUST]
             known = max(UNSEEN, *slowest) if slowest else UNKNOWN
             self._settled[key] = max(known, self._floor(producer, file, ANY, ANY))
         return self._settled[key]
