@@ -61,7 +61,9 @@ def run(args: argparse.Namespace) -> int:
     if args.diff is not None:
         before = _narrow(_choose(File.load(args.diff), args.run)[0], args)
     if args.json:
-        print(dump(_summary(narrowed, full, before)))
+        utf8 = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
+        text = dump(_summary(narrowed, full, before), ascii_only=not utf8)
+        print(text.encode("utf-8", "backslashreplace").decode("utf-8"))
     else:
         print("\n".join(_views(narrowed, full, before, number, total, sample, args)))
     return 0 if len(full.trace) else 3

@@ -1,9 +1,9 @@
 """Export to the Trace Event format that chrome://tracing and ui.perfetto.dev open.
 
-One process per block, one track per row (and, where regions of a row overlap without nesting, further tracks of
-that row), complete events for intervals, instant events for records outside regions, and a flow arrow from what
-ended to the wait of another role that ended with it. Times are microseconds since the run's first record; for
-the per-SM cycle counter one "microsecond" is a thousand cycles.
+One process per block, one track per row (and, where regions of a row overlap without nesting, further
+tracks of that row), complete events for intervals, instant events for records outside regions, and a flow
+arrow from what ended to the wait of another role that ended with it. Times are microseconds since the run's
+first record; for the per-SM cycle counter one "microsecond" is a thousand cycles.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Before and after: two runs compared scope by scope, with a test that says whether a difference stands out.
 
-The unit of comparison is the block: intervals of one block share its fate, so each block counts once per scope,
-with the mean of its durations. Two-sided Mann-Whitney rank test with tie correction (normal approximation).
-What one launch of each kernel cannot tell is how much launches differ among themselves.
+The unit of comparison is the block: intervals of one block share its fate, so each block counts once per
+scope, with the mean of its durations. Two-sided Mann-Whitney rank test with tie correction (normal
+approximation). What one launch of each kernel cannot tell is how much launches differ among themselves.
 """
 
 from __future__ import annotations
@@ -56,10 +56,11 @@ def _per_block(run: Run, label: str) -> tuple[NDArray[Any], NDArray[Any]]:
 
 
 def compare_runs(before: Run, after: Run) -> dict[str, Any]:
-    """{unit, span_before, span_after, scopes: [...], only_before, only_after}; scopes by change of total time.
+    """{unit, span_before, span_after, scopes: [...], only_before, only_after}; scopes by change of total
+    time.
 
-    ``change`` is the ratio of medians minus 1; ``verdict`` is "faster", "slower", "same" or "too few" (blocks).
-    Raises TraceError ``[other-unit]`` when one run counts cycles and the other nanoseconds.
+    ``change`` is the ratio of medians minus 1; ``verdict`` is "faster", "slower", "same" or "too few"
+    (blocks). Raises TraceError ``[other-unit]`` when one run counts cycles and the other nanoseconds.
     """
     if before.unit != after.unit:
         raise TraceError("other-unit", f"one run counts {before.unit}, the other {after.unit}",

@@ -16,7 +16,8 @@ from gwatch.common.format.run import Run, run_of
 from gwatch.errors import GWatchError, TraceError
 
 DEFAULT_TITLE = "G-Watch Report"
-FORMATS = {".json": "json", ".html": "html", ".htm": "html", ".chrome.json": "chrome", ".chrome": "chrome"}
+FORMATS = {".json": "json", ".html": "html", ".htm": "html", ".gwatch": "archive",
+           ".chrome.json": "chrome", ".chrome": "chrome"}
 
 
 class RenderError(GWatchError, ValueError):
@@ -101,11 +102,13 @@ class File:
         return [s for s in self.sections if isinstance(s, Section_IntraKernelTrace)]
 
     def render(self, path: str | os.PathLike[str], fmt: str | None = None) -> None:
-        """Write the report; ``fmt`` ("json", "html", "chrome") or else the file name decides the form.
+        """Write the report; ``fmt`` ("json", "html", "gwatch", "chrome") or else the file name decides the
+        form.
 
-        ``.json`` is the report, ``.html`` the page, ``.chrome.json`` events for chrome://tracing and Perfetto.
-        Missing parent folders are made, and an existing file is replaced only once the new one is complete.
-        Raises RenderError ``[unknown-format]`` (a ValueError) for any other form.
+        ``.json`` is the report, ``.gwatch`` the same as a binary archive, ``.html`` the page,
+        ``.chrome.json`` events for chrome://tracing and Perfetto. Missing parent folders are made, and an
+        existing file is replaced only once the new one is complete. Raises RenderError ``[unknown-format]``
+        (a ValueError) for any other form.
         """
         target = Path(path)
         name = f".{fmt.lower().lstrip('.')}" if fmt else "".join(target.suffixes[-2:]).lower()
@@ -113,9 +116,13 @@ class File:
         if kind is None:
             form = fmt or target.suffix or target.name
             raise RenderError("unknown-format", f"cannot write a report as {form!r}",
-                              "name the file .json, .html or .chrome.json")
+                              "name the file .json, .gwatch, .html or .chrome.json")
+        chunks: Iterable[str | bytes]
         if kind == "json":
             chunks = self.json_chunks()
+        elif kind == "archive":
+            from gwatch.common.format.archive import archive_chunks
+            chunks = archive_chunks(self)
         elif kind == "chrome":
             from gwatch.common.format.chrome import chrome_chunks
             chunks = chrome_chunks([run for section in self.traces for run in section.runs])
@@ -143,21 +150,17 @@ class File:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> File:
-        """Read a JSON report back; sections of unknown types are kept as they are.
+        """Read a JSON report or an archive back; sections of unknown types are kept as they are.
 
-        Raises TraceError ``[no-file]``, ``[bad-json]``, ``[bad-report]``.
+        Raises TraceError ``[no-file]``, ``[bad-json]``, ``[bad-archive]``, ``[bad-report]``.
         """
         target = Path(path)
         try:
-            text = target.read_bytes()
+            raw = target.read_bytes()
         except OSError as error:
             raise TraceError("no-file", f"{target}: {error.strerror or error}",
-                             "give a report that File.render wrote as .json") from None
-        try:
-            data = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise TraceError("bad-json", f"{target} is no JSON: {error}",
-                             "give a report that File.render wrote as .json") from None
+                             "give a report that File.render wrote as .json or .gwatch") from None
+        data = _parsed(raw, target)
         sections = data.get("sections") if isinstance(data, dict) else None
         if not isinstance(sections, list):
             raise TraceError("bad-report", f"{target} is no gwatch report: it has no list of sections")
@@ -167,6 +170,17 @@ class File:
                 raise TraceError("bad-report", f"{target}: sections[{i}] has no type")
             _load_section(report, entry, f"{target}: sections[{i}]")
         return report
+
+
+def _parsed(raw: bytes, target: Path) -> Any:
+    if raw[:7] == b"GWATCH\x01":
+        from gwatch.common.format.archive import read_archive
+        return read_archive(raw, str(target))
+    try:
+        return json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise TraceError("bad-json", f"{target} is no JSON: {error}",
+                         "give a report that File.render wrote as .json or .gwatch") from None
 
 
 def _load_section(report: File, entry: dict[str, Any], where: str) -> None:
@@ -186,13 +200,13 @@ def _load_section(report: File, entry: dict[str, Any], where: str) -> None:
     report.add_section(section)
 
 
-def _write(target: Path, chunks: Iterable[str]) -> None:
+def _write(target: Path, chunks: Iterable[str | bytes]) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
     try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as stream:
+        with os.fdopen(handle, "wb") as stream:
             for chunk in chunks:
-                stream.write(chunk)
+                stream.write(chunk.encode("utf-8", "backslashreplace") if isinstance(chunk, str) else chunk)
         umask = os.umask(0)
         os.umask(umask)
         os.chmod(name, 0o666 & ~umask)

@@ -1,4 +1,7 @@
-"""Reading a JSON report back, with every number checked before it is used."""
+"""Reading a report's runs back, with every number checked before it is used.
+
+Columns come as lists (from JSON) or as integer arrays (from an archive).
+"""
 
 from __future__ import annotations
 
@@ -82,9 +85,12 @@ def _numbers(data: Mapping[str, Any], name: str, dtype: Any, length: int | None,
     if values is None and default is not None and length is not None:
         return np.full(length, default, dtype)
     try:
-        if not isinstance(values, list) or not all(type(v) is int for v in values):
+        if isinstance(values, np.ndarray) and values.dtype.kind in "iu":
+            wide = values
+        elif isinstance(values, list) and all(type(v) is int for v in values):
+            wide = np.array(values, np.uint64 if dtype is np.uint64 else np.int64)
+        else:
             raise TypeError
-        wide = np.array(values, np.uint64 if dtype is np.uint64 else np.int64)
         result = wide.astype(dtype)
         if (result != wide).any():
             raise OverflowError

@@ -22,9 +22,9 @@ ROW_FORM_LIMIT = 50_000
 """Traces with more records than this leave the row form out unless it is asked for."""
 
 
-def dump(value: Any) -> str:
+def dump(value: Any, ascii_only: bool = False) -> str:
     """Compact JSON text without NaN; numpy scalars and arrays are understood."""
-    return json.dumps(plain(value), separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return json.dumps(plain(value), separators=(",", ":"), ensure_ascii=ascii_only, allow_nan=False)
 
 
 def _ints(values: NDArray[Any]) -> str:
@@ -40,7 +40,7 @@ def run_chunks(run: Run, row_form: bool) -> Iterator[str]:
     if run.splice_results is not None:
         yield ',"splice_results":' + dump(run.splice_results)
     yield ',"records":'
-    yield from _record_chunks(run.trace)
+    yield from _block_chunks(record_columns(run.trace))
     if row_form:
         yield ',"trace_results":['
         yield from _row_chunks(run)
@@ -50,37 +50,46 @@ def run_chunks(run: Run, row_form: bool) -> Iterator[str]:
     yield "}"
 
 
-def _record_chunks(trace: Trace) -> Iterator[str]:
+def record_columns(trace: Trace) -> dict[str, Any]:
+    """The ``records`` block: numbers, arrays, and the block ``rows`` of arrays; columns that say nothing
+    left out.
+    """
     rows, n = trace.rows, len(trace)
     base = int(trace.time.min()) if n else 0
     counts = np.bincount(trace.row, minlength=len(rows))
     starts = np.r_[0, np.cumsum(counts)[:-1]].astype(np.int64)
-    yield f'{{"count":{n},"time_base":{base},"rows":{{"count":{_ints(counts)}'
-    yield f',"global_tid":{_ints(rows.tid)},"block":{_ints(rows.block)},"warp":{_ints(rows.warp)}'
-    yield f',"lane":{_ints(rows.lane)}'
+    table: dict[str, Any] = {"count": counts, "global_tid": rows.tid, "block": rows.block, "warp": rows.warp,
+                             "lane": rows.lane}
     if (rows.smid >= 0).any():
-        yield f',"smid":{_ints(rows.smid)}'
-    if rows.dropped.any():
-        yield f',"dropped":{_ints(rows.dropped)}'
-    if rows.origin.any():
-        yield f',"origin":{_ints(rows.origin)}'
-    for name, mask in (("tail_gap", rows.tail_gap), ("exact", rows.exact)):
-        if mask.any():
-            yield f',"{name}":{_ints(np.flatnonzero(mask))}'
-    inside = np.arange(n) - starts[trace.row]
+        table["smid"] = rows.smid
+    table |= {name: getattr(rows, name) for name in ("dropped", "origin") if getattr(rows, name).any()}
+    table |= {name: np.flatnonzero(getattr(rows, name)) for name in ("tail_gap", "exact")
+              if getattr(rows, name).any()}
     first = trace.sequence[starts] if n else trace.sequence
-    counted = bool(n) and bool((trace.sequence == first[trace.row] + inside).all())
+    counted = bool(n) and bool((trace.sequence == first[trace.row] + np.arange(n) - starts[trace.row]).all())
     if counted:
-        yield f',"first_sequence":{_ints(first)}'
-    yield f'}},"site":{_ints(trace.site)},"time":{_ints(trace.time - base)}'
+        table["first_sequence"] = first
+    block = {"count": n, "time_base": base, "rows": table, "site": trace.site, "time": trace.time - base}
     if not counted and (trace.sequence >= 0).any():
-        yield f',"sequence":{_ints(trace.sequence)}'
+        block["sequence"] = trace.sequence
     if trace.value.any():
-        yield f',"value":{_ints(trace.value)}'
+        block["value"] = trace.value
     if (trace.lane != np.maximum(rows.lane, 0)[trace.row]).any():
-        yield f',"lane":{_ints(trace.lane)}'
+        block["lane"] = trace.lane
     if trace.gap.any():
-        yield f',"gap":{_ints(np.flatnonzero(trace.gap))}'
+        block["gap"] = np.flatnonzero(trace.gap)
+    return block
+
+
+def _block_chunks(block: dict[str, Any]) -> Iterator[str]:
+    comma = "{"
+    for name, value in block.items():
+        yield f'{comma}"{name}":'
+        comma = ","
+        if isinstance(value, dict):
+            yield from _block_chunks(value)
+        else:
+            yield _ints(value) if isinstance(value, np.ndarray) else str(value)
     yield "}"
 
 

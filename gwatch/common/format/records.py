@@ -300,7 +300,9 @@ def _several_lanes(row_key: I64, lane: I32) -> Bools:
 
 
 def row_ids(block: I64, warp: NDArray[Any], lane: NDArray[Any], geometry: Geometry) -> I64:
-    """Global ids of rows: of the thread, or of the warp × 32 where ``lane`` is -1; ``warp`` is in its block."""
+    """Global ids of rows: of the thread, or of the warp × 32 where ``lane`` is -1; ``warp`` is in its
+    block.
+    """
     thread = block * geometry.block_size + warp * WARP + lane
     ids: I64 = np.where(lane < 0, (block * geometry.warps_per_block + warp) * WARP, thread).astype(np.int64)
     return ids

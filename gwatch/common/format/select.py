@@ -65,7 +65,7 @@ def kernel_tag(name: str) -> str:
     found = re.search(r"[A-Za-z_]\w*", name)
     lead = found.group(0)[:24] if found else "kernel"
     number = 0
-    for unit in memoryview(name.encode("utf-16-le")).cast("H"):
+    for unit in memoryview(name.encode("utf-16-le", "surrogatepass")).cast("H"):
         number = (number * 31 + unit) & 0xFFFFFFFF
     return f"{lead}#{number % 65536:04x}"
 

@@ -1,8 +1,9 @@
 """Who waits for whom: holes in a row's work, and which other role's work ended before each hole did.
 
-A wait is a hole between two covered stretches of a row. It is *released* by the interval of another role in the
-same block that ended last within the hole. That is a coincidence in time, not a proof: the share of waits that
-have a releaser, and how tightly (the slack between that end and the wait's end), say how far to believe it.
+A wait is a hole between two covered stretches of a row. It is *released* by the interval of another role in
+the same block that ended last within the hole. That is a coincidence in time, not a proof: the share of
+waits that have a releaser, and how tightly (the slack between that end and the wait's end), say how far to
+believe it.
 """
 
 from __future__ import annotations
@@ -74,8 +75,8 @@ def _releasers(run: Run, row: I64, start: I64, end: I64) -> I64:
 def wait_table(run: Run) -> list[dict[str, Any]]:
     """Waits by (waiting role, scope before, scope after, releasing role and scope), longest total first.
 
-    ``share`` is the part of the waiting role's total lifetime; ``slack_p50`` the median time from the release to
-    the wait's end; ``longest`` locates the longest one.
+    ``share`` is the part of the waiting role's total lifetime; ``slack_p50`` the median time from the
+    release to the wait's end; ``longest`` locates the longest one.
     """
     waits, iv = find_waits(run), run.intervals
     if len(waits.row) == 0:
