@@ -6,8 +6,10 @@ driver is a LaunchError that names the call and CUDA's own name for the error.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 from gwatch.errors import LaunchError, ToolError
@@ -157,13 +159,14 @@ class Driver:
         self.call("cuCtxSetCurrent", context)
         return int(context)
 
-    def push_context(self, context: int) -> None:
-        """Make a context current for the calling thread until :meth:`pop_context`."""
+    @contextlib.contextmanager
+    def inside(self, context: int) -> Iterator[None]:
+        """Make a context current for the calling thread while the block runs."""
         self.call("cuCtxPushCurrent", self._cuda.CUcontext(context))
-
-    def pop_context(self) -> None:
-        """Undo :meth:`push_context`."""
-        self.call("cuCtxPopCurrent")
+        try:
+            yield
+        finally:
+            self.call("cuCtxPopCurrent")
 
     def synchronize(self, stream: int | None = None) -> None:
         """Wait for a stream, or for everything in the current context."""

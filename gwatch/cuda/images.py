@@ -50,6 +50,7 @@ class ImageStore:
         self._by_handle: dict[int, bytes] = {}
         self._loads: Counter[int] = Counter()
         self._swapped: dict[int, bytes] = {}
+        self._found: dict[tuple[int, int, str], tuple[bytes, str]] = {}
         self._swaps: list[tuple[bytes, ctypes.Array[ctypes.c_char]]] = []
 
     # called from callbacks
@@ -98,7 +99,16 @@ class ImageStore:
         """Image of a CUmodule or CUlibrary whose load was seen."""
         return self._by_handle.get(handle)
 
+    def remember(self, handle: int, name: str, image: bytes, origin: str) -> None:
+        """The image with kernel ``name`` of a module was found with some effort; ``origin`` says where."""
+        self._found[handle, self.loads(handle), name] = (image, origin)
+
+    def remembered(self, handle: int, name: str) -> tuple[bytes, str] | None:
+        """What :meth:`remember` was told about this module, unless the handle was handed out again."""
+        return self._found.get((handle, self.loads(handle), name))
+
     def with_kernel(self, name: str) -> list[bytes]:
-        """Distinct images seen that hold a kernel of this mangled name."""
-        pool = [*self._by_handle.values(), *self._seen]
-        return list(dict.fromkeys(image for image in pool if has_kernel(image, name)))
+        """Distinct images seen that hold a kernel of this mangled name and belong to no known handle."""
+        known = set(self._by_handle.values())
+        pool = dict.fromkeys(image for image in self._seen if has_kernel(image, name))
+        return [image for image in pool if image not in known]

@@ -89,6 +89,9 @@ def find_image(symbol: str, facts: HandleFacts, store: ImageStore) -> FoundImage
     owned = _triton_image(facts.handle)
     if owned is not None and has_kernel(owned, symbol):
         return FoundImage(owned, "Triton's compiled kernel")
+    before = store.remembered(facts.owner, symbol)
+    if before is not None:
+        return FoundImage(*before)
     sources: list[tuple[str, Callable[[], Iterable[bytes]]]] = [
         ("seen at load", lambda: store.with_kernel(symbol)),
         ("CuPy's module file or kernel cache", lambda: cupy_images(symbol)),
@@ -97,7 +100,9 @@ def find_image(symbol: str, facts: HandleFacts, store: ImageStore) -> FoundImage
     for origin, candidates in sources:
         fitting = [image for image in candidates() if _fits(image, symbol, facts)]
         if fitting:
-            return FoundImage(_only(fitting, symbol), origin)
+            image = _only(fitting, symbol)
+            store.remember(facts.owner, symbol, image, origin)
+            return FoundImage(image, origin)
     raise TraceError(
         "image-not-found",
         f"{symbol} was loaded before gwatch could see it, and no mapped library's fat binary, Triton object or "

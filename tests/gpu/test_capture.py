@@ -170,12 +170,12 @@ def test_threads_that_launch_while_hooks_come_and_go(gpu: Driver, bench: Bench) 
 
     def launch() -> None:
         try:
-            gpu.push_context(context)
-            stream = int(gpu.call("cuStreamCreate", 1))
-            while not stop.is_set():
-                for _ in range(20):
-                    gpu.launch(bench.kernel, (1, 1, 1), (64, 1, 1), bench.parameters, stream=stream)
-                gpu.synchronize(stream)
+            with gpu.inside(context):
+                stream = int(gpu.call("cuStreamCreate", 1))
+                while not stop.is_set():
+                    for _ in range(20):
+                        gpu.launch(bench.kernel, (1, 1, 1), (64, 1, 1), bench.parameters, stream=stream)
+                    gpu.synchronize(stream)
         except BaseException as error:
             failures.append(error)
 

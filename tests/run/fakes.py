@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+from collections.abc import Iterator
 from typing import Any
 
 from gwatch.errors import LaunchError
@@ -42,11 +44,10 @@ class FakeDriver:
     def current_device(self) -> int:
         return 0
 
-    def push_context(self, context: int) -> None:
+    @contextlib.contextmanager
+    def inside(self, context: int) -> Iterator[None]:
         assert context == self.context
-
-    def pop_context(self) -> None:
-        pass
+        yield
 
     def synchronize(self, stream: int | None = None) -> None:
         pass

@@ -165,7 +165,9 @@ def test_an_image_that_is_no_elf_is_taken_from_what_the_driver_loaded(
     hooks.acquire()
     fake.call("cuModuleLoadData", load_arguments(place, ctypes.addressof(ptx)), inside=inside)
     assert hooks.images.by_handle(0x600) == image
-    assert hooks.images.with_kernel("matmul") == [image] and hooks.images.with_kernel("matmu") == []
+    assert hooks.images.with_kernel("matmul") == []  # it belongs to that module, nobody else's launch
+    hooks.images.seen(image + b"\0")
+    assert hooks.images.with_kernel("matmul") == [image + b"\0"] and hooks.images.with_kernel("matmu") == []
 
 
 def test_a_failed_load_leaves_no_handle(hooks: capture.Hooks, fake: FakeCupti) -> None:

@@ -65,12 +65,25 @@ def test_the_image_of_the_owning_module_comes_first() -> None:
 def test_an_unknown_owner_is_searched_by_name_and_never_guessed() -> None:
     store = ImageStore()
     store.seen(IMAGE)
+    store.seen(IMAGE)
     found = find_image("matmul", facts(99), store)
     assert found.data == IMAGE and found.origin == "seen at load"
-    store.seen(IMAGE)
-    assert find_image("matmul", facts(99), store).data == IMAGE
     store.seen(changed(IMAGE))
+    assert find_image("matmul", facts(99), store).data == IMAGE  # known by now
     with pytest.raises(TraceError, match=r"\[image-ambiguous\] 2 different kernels named matmul"):
+        find_image("matmul", facts(98), store)
+    store.loaded(99, None)  # the handle is handed out again, for something else
+    with pytest.raises(TraceError, match=r"\[image-ambiguous\]"):
+        find_image("matmul", facts(99), store)
+
+
+def test_an_image_of_another_known_module_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cupti, "mapped_files", list)
+    store = ImageStore()
+    store.seen(IMAGE)
+    store.loaded(5, IMAGE)
+    assert find_image("matmul", facts(5), store).data == IMAGE
+    with pytest.raises(TraceError, match=r"\[image-not-found\]"):
         find_image("matmul", facts(99), store)
 
 

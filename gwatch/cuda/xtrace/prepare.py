@@ -4,9 +4,8 @@ rings.
 
 from __future__ import annotations
 
-import contextlib
 import difflib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gwatch.cuda.arming import PatchedKernel, Ring
@@ -169,7 +168,7 @@ def load_slots(
     budget = request.ring_bytes // len(slots)
     for slot in slots:
         launch, facts = slot.seen.launch, slot.seen.facts
-        with _current(driver, slot.context):
+        with driver.inside(slot.context):
             image = bind_globals(planned.data, _addresses(driver, target, facts))
             patched = PatchedKernel(driver, image, planned.site_map)
             _copy_attributes(driver, patched, slot)
@@ -252,12 +251,3 @@ def _check_fits(driver: Driver, patched: PatchedKernel, slot: Slot) -> None:
                 "with the registers of the records",
                 "trace fewer sites, or without values",
             )
-
-
-@contextlib.contextmanager
-def _current(driver: Driver, context: int) -> Iterator[None]:
-    driver.push_context(context)
-    try:
-        yield
-    finally:
-        driver.pop_context()

@@ -35,12 +35,9 @@ def build(
     """
     assert slot.ring is not None and slot.patched is not None
     site_map, layout, launch = planned.site_map, slot.ring.layout, seen.launches[index]
-    driver.push_context(slot.context)
-    try:
+    with driver.inside(slot.context):
         data = slot.ring.read()
         resident = driver.resident_ctas(slot.patched.function, launch.threads, launch.shared_bytes)
-    finally:
-        driver.pop_context()
     decoded = decode_ring(data, layout, site_map, duration_ns=min([wall_ns, *slot.traced_ns[-1:]]))
     if len(decoded.records) == 0:
         raise TraceError(

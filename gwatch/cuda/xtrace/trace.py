@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -197,7 +196,7 @@ class _Session:
         try:
             self._disarm(free=True)
             for context in {slot.context for slot in self.slots}:
-                with self._in(context):
+                with self.driver.inside(context):
                     self._timer.close(context)
         except GWatchError:
             if error is None:
@@ -213,7 +212,7 @@ class _Session:
     def run(self, target: Target, *, redirect: bool) -> PassObserver:
         """A plain or a traced pass, over when everything it launched has finished."""
         for context in {slot.context for slot in self.slots}:
-            with self._in(context):
+            with self.driver.inside(context):
                 self._timer.prepare(context, sum(slot.context == context for slot in self.slots))
         if redirect:
             self._arm()
@@ -231,7 +230,7 @@ class _Session:
             self._disarm()
         for index, pair in observer.times.items():
             slot = self.slots[index]
-            with self._in(slot.context):
+            with self.driver.inside(slot.context):
                 elapsed = self._timer.take(slot.context, pair)
             if elapsed is not None:
                 (slot.traced_ns if redirect else slot.plain_ns).append(elapsed)
@@ -255,7 +254,7 @@ class _Session:
             if self._stream:
                 self.driver.synchronize(self._stream)
             for context in contexts():
-                with self._in(context):
+                with self.driver.inside(context):
                     self.driver.synchronize()
         self.wall_ns = float(time.perf_counter_ns() - started)
 
@@ -272,13 +271,13 @@ class _Session:
             prefix = f"launch {index} " if len(self.slots) > 1 else ""
             found = pointers_in(seen.launches[index].parameters, target.parameters)
             pointers += [(prefix + name, address) for name, address in found]
-        with self._in(self.slots[0].context):
+        with self.driver.inside(self.slots[0].context):
             return take(self.driver, named, pointers, limit)
 
     def _arm(self) -> None:
         for slot in self.slots:
             if slot.patched is not None and slot.ring is not None:
-                with self._in(slot.context):
+                with self.driver.inside(slot.context):
                     slot.ring.clear()
                     slot.patched.arm(slot.ring)
 
@@ -286,16 +285,8 @@ class _Session:
         for slot in self.slots:
             if slot.patched is None:
                 continue
-            with self._in(slot.context):
+            with self.driver.inside(slot.context):
                 slot.patched.disarm()
                 if free and slot.ring is not None:
                     self.driver.synchronize()
                     slot.ring.free()
-
-    @contextlib.contextmanager
-    def _in(self, context: int) -> Iterator[None]:
-        self.driver.push_context(context)
-        try:
-            yield
-        finally:
-            self.driver.pop_context()
