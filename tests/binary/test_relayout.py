@@ -113,6 +113,73 @@ def test_other_kernels_and_attributes_keep_their_bytes() -> None:
             assert other.symbol == kernel.symbol
 
 
+# jump tables ----------------------------------------------------------------------------------------------------
+
+
+def _check_tables(cubin: Cubin, name: str, twin: bool) -> int:
+    kernel = cubin.get_kerneldef_by_name(name)
+    tables = kernel.jump_tables
+    assert tables is not None
+    sites = {0, *kernel.indirect_targets}
+    sites |= {target for targets in kernel.indirect_targets.values() for target in targets}
+    edited = insert(cubin, name, sites, twin=twin)
+    after = edited.after.jump_tables
+    assert after is not None
+    count = len(tables.branches)
+    assert len(after.branches) == count * (1 + twin)
+    old_bank = cubin.elf.content(tables.section)
+    new_bank = edited.cubin.elf.content(after.section)
+    assert len(new_bank) == len(old_bank) + twin * tables.stride and tables.stride % 16 == 0
+    for copy in range(1 + twin):
+        targets = edited.place[1] if copy else edited.target
+        for old, new in zip(tables.branches, after.branches[copy * count : (copy + 1) * count], strict=True):
+            assert new.branch == 16 * edited.place[copy][old.branch // 16]
+            assert new.targets == tuple(16 * targets[target // 16] for target in old.targets)
+            assert edited.after.texts[new.branch // 16].split()[0] == "BRX"
+        for word in range(len(old_bank) // 4):
+            was, now = (
+                int.from_bytes(bank[at : at + 4], "little")
+                for bank, at in ((old_bank, 4 * word), (new_bank, 4 * word + copy * tables.stride))
+            )
+            assert now == (16 * targets[was // 16] if word in tables.words else was)
+    return count
+
+
+@pytest.mark.parametrize("twin", [False, True], ids=["one copy", "twin"])
+@pytest.mark.parametrize("file", HOLDERS)
+def test_jump_tables_and_their_records_move(file: str, twin: bool) -> None:
+    assert _check_tables(load(file), "choose", twin) == 2
+
+
+def test_other_constants_beside_a_table_keep_their_value() -> None:
+    tables = load("holders_sm75.cubin").get_kerneldef_by_name("choose").jump_tables
+    assert tables is not None
+    # The table's 7 entries, a gap, and a double (pi / 2) behind it.
+    assert tables.words == tuple(range(7)) and tables.section.size == 40
+
+
+def test_jump_tables_of_real_kernels_move(corpus_sm90: list[Path]) -> None:
+    done = 0
+    for path in corpus_sm90:
+        cubin = Cubin.from_file(path)
+        for name, kernel in cubin.get_map_kernel_def().items():
+            if kernel.indirect_targets:
+                for twin in (False, True):
+                    done += _check_tables(cubin, name, twin)
+    assert done == 4
+
+
+def test_a_table_that_could_be_another_constant_is_refused() -> None:
+    cubin = load("holders_sm90.cubin")
+    tables = cubin.get_kerneldef_by_name("choose").jump_tables
+    assert tables is not None
+    content = cubin.elf.content(tables.section)
+    for fresh in (content + content, content[:12] + bytes(4) + content[16:]):
+        editor = Editor(cubin.elf)
+        editor.replace(tables.section.index, fresh)
+        _refused(Cubin.from_bytes(editor.write()), "choose", "jump-table")
+
+
 # symbols and frames -----------------------------------------------------------------------------------------
 
 
@@ -306,7 +373,6 @@ def _refused(cubin: Cubin, name: str, code: str) -> None:
 
 
 def test_what_cannot_be_moved_is_refused_by_name() -> None:
-    _refused(load("holders_sm90.cubin"), "choose", "jump-table")
     _refused(load("holders_sm120.cubin"), "reach", "mercury")
     _refused(load("debug_sm90.cubin"), "walk", "debug-registers")
 

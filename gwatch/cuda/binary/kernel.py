@@ -18,6 +18,7 @@ from gwatch.cuda.binary import nvinfo
 from gwatch.cuda.binary.elf import STO_CUDA_ENTRY, STT_FUNC, Elf, Relocation, Section, Symbol
 from gwatch.cuda.binary.graph import CFG
 from gwatch.cuda.binary.instruction import INSTRUCTION_SIZE, Instruction
+from gwatch.cuda.binary.jumptables import JumpTables, find_tables
 from gwatch.cuda.binary.nvinfo import Attr, Attribute, Parameter
 from gwatch.errors import CubinError, SiteError, UnsupportedError
 from gwatch.sass import nvdisasm
@@ -154,6 +155,24 @@ class KernelDef:
         """All relocations of the kernel's code; ``offset`` is a byte offset into its section."""
         tables = self._elf.relocation_sections(self.section_index)
         return tuple(entry for table in tables for entry in self._elf.relocations(table))
+
+    @cached_property
+    def jump_tables(self) -> JumpTables | None:
+        """Jump tables of the kernel's indirect branches; None without any. Raises UnsupportedError [jump-table]."""
+        return find_tables(self._elf, self.section_index, self.attributes)
+
+    @cached_property
+    def indirect_targets(self) -> dict[int, tuple[int, ...]]:
+        """Index of each indirect branch (BRX) -> indices of all its targets, as the compiler lists them.
+
+        Raises SiteError [pc-unaligned] or [pc-range] where a listed offset is no instruction.
+        """
+        return {
+            self.index_of(branch.branch): tuple(self.index_of(target) for target in branch.targets)
+            for attribute in self.attributes
+            if attribute.code == Attr.INDIRECT_BRANCH_TARGETS
+            for branch in nvinfo.indirect_branches(attribute)
+        }
 
     @cached_property
     def map_registers(self) -> dict[str, set[int]]:

@@ -114,6 +114,8 @@ OFFSET_SHAPES: dict[int, Shape] = {
 """Lists whose offsets all follow the place map. INDIRECT_BRANCH_TARGETS (both maps) is handled by its own
 reader."""
 
+_BY_OWN_READER = frozenset({Attr.INDIRECT_BRANCH_TARGETS})
+
 PARALLEL = {Attr.COOP_GROUP_MASK_REGIDS: Attr.COOP_GROUP_INSTR_OFFSETS}
 """Lists without offsets whose entries pair up with those of an offset list."""
 
@@ -275,16 +277,13 @@ def indirect_branches(attribute: Attribute) -> tuple[IndirectBranch, ...]:
 def check_movable(attributes: Iterable[Attribute], kernel: str) -> None:
     """Refuse a kernel whose attributes might hold a code offset that gwatch cannot move.
 
-    Raises UnsupportedError [nvinfo-unknown] for a format-4 code that isn't known to be a scalar or an offset
-    list, and [jump-table] for INDIRECT_BRANCH_TARGETS.
+    Raises UnsupportedError [nvinfo-unknown] for a format-4 code that isn't known to be a scalar or an offset list.
     """
     for attribute in attributes:
-        if attribute.code == Attr.INDIRECT_BRANCH_TARGETS:
-            raise UnsupportedError(
-                "jump-table", f"kernel {kernel} has indirect branches (BRX) with a jump table",
-                "gwatch does not insert code into such kernels yet",
-            )  # fmt: skip
-        if attribute.format == 4 and attribute.code not in OFFSET_SHAPES and attribute.code not in _SCALARS:
+        known = (
+            attribute.code in OFFSET_SHAPES or attribute.code in _SCALARS or attribute.code in _BY_OWN_READER
+        )
+        if attribute.format == 4 and not known:
             raise UnsupportedError(
                 "nvinfo-unknown",
                 f"kernel {kernel} carries attribute {attribute.name} ({attribute.code:#04x})",

@@ -34,6 +34,7 @@ from gwatch.cuda.binary.elf import (
     Section,
 )
 from gwatch.cuda.binary.instruction import INSTRUCTION_SIZE
+from gwatch.cuda.binary.jumptables import find_tables, moved_bank, moved_records
 from gwatch.cuda.binary.layout import Editor
 from gwatch.cuda.binary.nvinfo import Attr
 from gwatch.errors import CubinError, UnsupportedError
@@ -102,7 +103,9 @@ def check_supported(elf: Elf, section_index: int) -> None:
         if other.in_file and other.name.startswith(_DEBUG) and other.name not in _PLAIN_DEBUG:
             raise UnsupportedError("debug-section", f"gwatch does not move code addresses in {other.name}")
     _check_debug_info(elf)
-    nvinfo.check_movable(_attributes(elf, section_index), name)
+    attributes = _attributes(elf, section_index)
+    nvinfo.check_movable(attributes, name)
+    find_tables(elf, section_index, attributes)
 
 
 def _check_debug_info(elf: Elf) -> None:
@@ -148,6 +151,7 @@ class _Mover:
         self._move_relocations()
         self._move_symbols()
         self._move_attributes()
+        self._move_tables()
         if self.edit.register_count is not None:
             self._set_registers(self.edit.register_count)
 
@@ -162,21 +166,31 @@ class _Mover:
         )
         for name, count in counts.items():
             self.moved.add(name, count)
-        fresh = tuple(self._raise_limit(attribute) for attribute in fresh)
+        fresh = tuple(self._moved_attribute(attribute) for attribute in fresh)
         self.editor.replace(section.index, nvinfo.serialize(fresh))
 
-    def _raise_limit(self, attribute: nvinfo.Attribute) -> nvinfo.Attribute:
-        """MAXREG_COUNT is never below REGCOUNT in compiler output (5,700 kernels looked at): keep it so."""
+    def _moved_attribute(self, attribute: nvinfo.Attribute) -> nvinfo.Attribute:
+        """The attributes that are no plain list of offsets."""
+        if attribute.code == Attr.INDIRECT_BRANCH_TARGETS:
+            self.moved.add("jump table", len(nvinfo.indirect_branches(attribute)))
+            return moved_records(attribute, self.code)
         count = self.edit.register_count
         if (
-            attribute.code != Attr.MAXREG_COUNT
-            or attribute.format == 4
-            or not count
-            or attribute.value >= count
+            attribute.code == Attr.MAXREG_COUNT
+            and attribute.format != 4
+            and count
+            and attribute.value < count
         ):
-            return attribute
-        self.moved.add("MAXREG_COUNT")
-        return replace(attribute, value=count)
+            # Never below REGCOUNT in compiler output (5,700 kernels looked at): keep it so.
+            self.moved.add("MAXREG_COUNT")
+            return replace(attribute, value=count)
+        return attribute
+
+    def _move_tables(self) -> None:
+        tables = find_tables(self.elf, self.section.index, self.attributes)
+        if tables is not None:
+            fresh = moved_bank(tables, self.elf.content(tables.section), self.code)
+            self.editor.replace(tables.section.index, fresh)
 
     def _move_symbols(self) -> None:
         for symbol in self.elf.symbols:
