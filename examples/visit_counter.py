@@ -18,12 +18,12 @@ from gwatch.rewrite import Rewriter, Rewritten, Snippet
 
 VISIT = Snippet(
     """
-    LDC.64 %address, c[0x3][{offset}]                       // where to count, 0: don't
-    ULDC.64 %memory, c[0x0][0x208]                          // descriptor of global memory
+    LDC.64 %address, c[0x3][{offset}]             // where to count, 0: don't
+    ULDC.64 %memory, c[0x0][0x208]                // descriptor of global memory
     IMAD.MOV.U32 %one, RZ, RZ, 0x1
-    ISETP.NE.AND %p0, PT, %address+1, RZ, %guard            // an address, and the instruction itself would
-    run @%p0 RED.E.ADD.STRONG.GPU desc[%memory][%address.64], %one
-""",
+    ISETP.NE.AND %p0, PT, %address+1, RZ, %guard  // an address, and the instruction itself would run
+    @%p0 REDG.E.ADD.STRONG.GPU desc[%memory][%address.64], %one
+    """,
     registers={"address": 2, "one": 1},
     uniforms={"memory": 2},
     name="visit counter",

@@ -43,7 +43,7 @@ def build(folder: Path) -> Path:
     return path
 
 
-def choose_sites(path: Path, line: int) -> tuple[list[SassTraceSite], list[tuple[int, int, str]]]:
+def choose_sites(path: Path, line: int, warp: bool) -> tuple[list[SassTraceSite], list[tuple[int, int, str]]]:
     """Sites for a source line, read off the cubin with no GPU; and the regions they bound."""
     cubin = gw_binary.Cubin()
     cubin.fill(str(path))
@@ -60,13 +60,19 @@ def choose_sites(path: Path, line: int) -> tuple[list[SassTraceSite], list[tuple
         raise SystemExit(f"no instruction comes from line {line} of matmul.cu")
     texts = [instruction.str(flatten=True) for instruction in kernel_def.list_instructions]
     after = next(i for i in range(candidates[-1] + 1, len(texts)) if i not in candidates)
-    sites = [SassTraceSite(candidates[0], label=f"line {line}"), SassTraceSite(after, label=f"after line {line}")]
+    sites = [
+        SassTraceSite(candidates[0], warp_level=warp, label=f"line {line}"),
+        SassTraceSite(after, warp_level=warp, label=f"after line {line}"),
+    ]
     loop = next((i for i, text in enumerate(texts) if re.match(r"UIADD3 UR(\d+), UR\1, 0x10", text)), None)
     if loop is not None:
         sites.append(SassTraceSite(loop, warp_level=True, label="tile"))
     for index, text in enumerate(texts):
         if match := re.match(r"LDG\.E\S* R\d+, desc\[UR\d+\]\[R(\d+)\.64\]", text):
-            sites.append(SassTraceSite(index, value_reg=int(match[1]), value_width_bits=64, label="load"))
+            address = int(match[1])
+            sites.append(
+                SassTraceSite(index, value_reg=address, value_width_bits=64, warp_level=warp, label="load")
+            )
     return sites, [(0, 1, "inner product")]
 
 
@@ -94,11 +100,12 @@ def main() -> int:
     parser.add_argument("--source-line", type=int, default=29)
     parser.add_argument("--clock", choices=("gpu", "sm", "anchor"), default="gpu")
     parser.add_argument("--size", type=int, default=256, help="matrix size, a multiple of 16 (default 256)")
+    parser.add_argument("--warp", action="store_true", help="one record a warp everywhere, not one a thread")
     parser.add_argument("--report", help="write an .html or .json report instead of printing")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         path = build(Path(folder))
-        sites, regions = choose_sites(path, args.source_line)
+        sites, regions = choose_sites(path, args.source_line, args.warp)
         result = trace(path, sites, args.clock, args.size)
         section = Section_IntraKernelTrace()
         section.add_run(result, site_regions=regions, scope_roles={"inner product": "Math Warp"})
