@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -170,16 +170,9 @@ class Binder:
     def _text(
         self, item: Insertion, line: SnippetLine, registers: Mapping[str, tuple[str, int, int]], guard: str
     ) -> tuple[str, WordFacts]:
-        """The line's physical text and effects; tries the two spellings of a negative 32-bit value."""
+        """The line's physical text and effects."""
         failure: EncodeError | None = None
-        for signed in (False, True):
-            text = "".join(
-                piece if isinstance(piece, str) else self._piece(item, piece, registers, guard, signed)
-                for piece in line.pieces
-            )
-            if line.guarded and not guard:
-                text = text.split(None, 1)[1]
-            text = text if line.target is not None else text.rstrip()
+        for text in self._spellings(item, line, registers, guard):
             try:
                 word = self.isa.encode(text + ("0x0" if line.target is not None else ""), pc=0)
                 return text, word_facts(self.isa, plain(word))
@@ -188,6 +181,24 @@ class Binder:
         assert failure is not None
         message = f"{item.snippet.name} line {line.line}: {failure.message}"
         raise EncodeError(failure.code, message, failure.hint)
+
+    def _spellings(
+        self, item: Insertion, line: SnippetLine, registers: Mapping[str, tuple[str, int, int]], guard: str
+    ) -> Iterator[str]:
+        """The line with values written out, in the ways that nvdisasm may print them: a negative number with its
+        sign or as 32 bits, a constant at offset 0 as ``[0x0]`` or ``[RZ]``.
+        """
+        for signed in (False, True):
+            text = "".join(
+                piece if isinstance(piece, str) else self._piece(item, piece, registers, guard, signed)
+                for piece in line.pieces
+            )
+            if line.guarded and not guard:
+                text = text.split(None, 1)[1]
+            text = text if line.target is not None else text.rstrip()
+            yield text
+            if "][0x0]" in text:
+                yield text.replace("][0x0]", "][RZ]")
 
     def _piece(
         self,
