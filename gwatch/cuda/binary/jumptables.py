@@ -61,13 +61,14 @@ def find_tables(elf: Elf, section_index: int, attributes: tuple[Attribute, ...])
             "jump-table", f"{name} has indirect branches, but {len(banks)} constant banks 2"
         )
     content = elf.content(banks[0])
-    words = struct.unpack(f"<{len(content) // 4}I", content[: len(content) // 4 * 4])
+    if len(content) > BANK_SIZE:
+        raise UnsupportedError(
+            "jump-table", f"{banks[0].name} has {len(content)} bytes, a bank holds {BANK_SIZE}"
+        )
     found: set[int] = set()
     for targets, wanted in Counter(branch.targets for branch in branches).items():
         count = len(targets)
-        hits = (
-            [at for at in range(len(words) - count + 1) if words[at : at + count] == targets] if count else []
-        )
+        hits = _places(content, struct.pack(f"<{count}I", *targets)) if count else []
         # Branches with equal lists may share a table or have one each; any other surplus is a coincidence.
         if not hits or len(hits) > wanted:
             raise UnsupportedError(
@@ -78,6 +79,17 @@ def find_tables(elf: Elf, section_index: int, attributes: tuple[Attribute, ...])
         for at in hits:
             found.update(range(at, at + count))
     return JumpTables(branches, banks[0], tuple(sorted(found)))
+
+
+def _places(content: bytes, table: bytes) -> list[int]:
+    """Word indices where a table occurs."""
+    found = []
+    at = content.find(table)
+    while at >= 0:
+        if at % 4 == 0:
+            found.append(at // 4)
+        at = content.find(table, at + 1)
+    return found
 
 
 def moved_bank(tables: JumpTables, content: bytes, code: CodeMap) -> bytes:
