@@ -227,6 +227,17 @@ class Driver:
             name = self.attempt("cuFuncGetName", self._cuda.CUfunction(handle))
         return None if name is None else bytes(name).decode(errors="replace")
 
+    def parameters(self, handle: int, *, is_kernel: bool) -> list[tuple[int, int]] | None:
+        """(offset, size) of each parameter of a CUkernel or CUfunction; None for drivers before CUDA 12.4."""
+        name = "cuKernelGetParamInfo" if is_kernel else "cuFuncGetParamInfo"
+        if not hasattr(self._cuda, name):
+            return None
+        typed = (self._cuda.CUkernel if is_kernel else self._cuda.CUfunction)(handle)
+        layout: list[tuple[int, int]] = []
+        while (found := self.attempt(name, typed, len(layout))) is not None:
+            layout.append((int(found[0]), int(found[1])))
+        return layout
+
     def kernel_attribute(self, kernel: int, attribute: int, device: int) -> int | None:
         """Attribute of a CUkernel on a device, None when refused."""
         found = self.attempt(

@@ -50,6 +50,7 @@ class ImageStore:
         self._by_handle: dict[int, bytes] = {}
         self._loads: Counter[int] = Counter()
         self._swapped: dict[int, bytes] = {}
+        self._own: set[bytes] = set()
         self._found: dict[tuple[int, int, str], tuple[bytes, str]] = {}
         self._swaps: list[tuple[bytes, ctypes.Array[ctypes.c_char]]] = []
 
@@ -99,6 +100,10 @@ class ImageStore:
         """Image of a CUmodule or CUlibrary whose load was seen."""
         return self._by_handle.get(handle)
 
+    def own(self, image: bytes) -> None:
+        """gwatch itself is about to load this image: it is nobody's original."""
+        self._own.add(image)
+
     def remember(self, handle: int, name: str, image: bytes, origin: str) -> None:
         """The image with kernel ``name`` of a module was found with some effort; ``origin`` says where."""
         self._found[handle, self.loads(handle), name] = (image, origin)
@@ -109,6 +114,6 @@ class ImageStore:
 
     def with_kernel(self, name: str) -> list[bytes]:
         """Distinct images seen that hold a kernel of this mangled name and belong to no known handle."""
-        known = set(self._by_handle.values())
+        known = self._own.union(self._by_handle.values())
         pool = dict.fromkeys(image for image in self._seen if has_kernel(image, name))
         return [image for image in pool if image not in known]

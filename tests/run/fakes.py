@@ -25,6 +25,7 @@ class FakeDriver:
         self.handles: dict[int, tuple[bool, int, str]] = {}  # handle -> is CUkernel, owner, name
         self.context = 0x77
         self.on_launch: Any = None
+        self.layout: list[tuple[int, int]] | None = None
         self._next = 1 << 20
         self._number = 1000
 
@@ -92,6 +93,9 @@ class FakeDriver:
 
     def handle_name(self, handle: int) -> str | None:
         return self.handles[handle][2] if handle in self.handles else None
+
+    def parameters(self, handle: int, *, is_kernel: bool) -> list[tuple[int, int]] | None:
+        return self.layout
 
     def kernel_attribute(self, kernel: int, attribute: int, device: int) -> int | None:
         return self.attributes.get((kernel, attribute))

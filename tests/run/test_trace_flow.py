@@ -22,7 +22,7 @@ from ringsim import Clocks, Writer, site, site_map
 
 from gwatch.common.format import File
 from gwatch.cuda import capture, cupti
-from gwatch.cuda.binary.constants import ModuleObject
+from gwatch.cuda.binary.constants import ModuleObject, add_note, read_note
 from gwatch.cuda.driver import BINARY_VERSION, MAX_DYNAMIC_SHARED, MAX_THREADS, NUM_REGS
 from gwatch.cuda.trace import do_trace as do_trace_by_the_old_path
 from gwatch.cuda.xtrace import SassTraceSite, capture_cubin, capture_kernel, do_trace, prepare
@@ -146,7 +146,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
 
     def plan(cubin: Any, kernel: Any, sites: Any, **options: Any) -> Any:
         plans.append({"kernel": kernel.name, "sites": sites, **options})
-        return SimpleNamespace(data=cubin.data, site_map=MAP)
+        return SimpleNamespace(data=add_note(cubin.data, ".note.patched", b"x"), site_map=MAP)
 
     monkeypatch.setattr(prepare, "plan_trace", plan)
     machine.plans = plans  # type: ignore[attr-defined]
@@ -212,6 +212,27 @@ def test_the_dict_is_complete_however_it_is_read(machine: Machine) -> None:
         result["nothing"]
     with pytest.raises(AttributeError):
         _ = result.nothing
+
+
+def test_a_trace_does_not_take_gwatchs_own_images_for_the_originals(machine: Machine) -> None:
+    # Loaded before the hooks: neither the handle nor the load is known, so the image is searched by name.
+    store = machine.hooks.images
+    store.forget(machine.module)
+    store.seen(machine.image)
+    trace(machine, passes=1)
+    (patched,) = store._own
+    assert patched != machine.image
+    store.seen(patched)  # what MODULE_LOADED says when gwatch loads its patched image
+    other = machine.add("matmul", machine.driver.number())
+    assert len(trace(machine, lambda: machine.launch(handle=other), passes=1).records) == 2 * 48 * 3
+
+
+def test_one_pass_is_compared_with_the_first_one(machine: Machine) -> None:
+    machine.driver.layout = [(8 * i, 8) for i in range(3)] + [(24 + 4 * i, 4) for i in range(3)]
+    assert trace(machine, passes=1)["outputs"] == "identical"
+    machine.corrupts = True
+    result = trace(machine, passes=1)
+    assert result["outputs"] == "differ" and "memory of parameter 0: 1 of 4096" in result["outputs_detail"][0]
 
 
 def test_both_import_paths_are_one_function() -> None:
@@ -468,7 +489,8 @@ def test_the_patched_image_can_be_kept(
 ) -> None:
     monkeypatch.setenv("GWATCH_TRACE_KEEP_CUBIN", str(tmp_path / "kept.cubin"))
     trace(machine, passes=1)
-    assert (tmp_path / "kept.cubin").read_bytes() == machine.image
+    kept = (tmp_path / "kept.cubin").read_bytes()
+    assert read_note(kept, ".note.patched") == b"x" and read_note(machine.image, ".note.patched") is None
 
 
 def test_a_result_goes_into_a_report(machine: Machine, tmp_path: Path) -> None:

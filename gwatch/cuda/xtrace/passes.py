@@ -61,6 +61,8 @@ class Scout:
             return
         device = self._driver.current_device()
         facts = HandleFacts.read(self._driver, launch.handle, device, COPIED_ATTRIBUTES)
+        layout = self._driver.parameters(launch.handle, is_kernel=facts.is_kernel)
+        launch = view.record(len(self.seen), layout)
         captured = launch.graph_node or self._driver.is_capturing(launch.stream)
         self.seen.append(Seen(launch, facts, device, captured))
 

@@ -157,7 +157,12 @@ def plan(target: Target, request: Request, duration_ns: float) -> TracePlan:
 
 
 def load_slots(
-    driver: Driver, target: Target, planned: TracePlan, slots: Sequence[Slot], request: Request
+    driver: Driver,
+    store: ImageStore,
+    target: Target,
+    planned: TracePlan,
+    slots: Sequence[Slot],
+    request: Request,
 ) -> None:
     """Load the patched code once per slot, bound to the original module's variables, and give each a ring.
 
@@ -170,6 +175,7 @@ def load_slots(
         launch, facts = slot.seen.launch, slot.seen.facts
         with driver.inside(slot.context):
             image = bind_globals(planned.data, _addresses(driver, target, facts))
+            store.own(image)
             patched = PatchedKernel(driver, image, planned.site_map)
             _copy_attributes(driver, patched, slot)
             _check_fits(driver, patched, slot)

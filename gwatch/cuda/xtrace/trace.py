@@ -13,6 +13,7 @@ from gwatch.cuda.binary.cubin import Cubin, write_atomically
 from gwatch.cuda.binary.kernel import KernelDef
 from gwatch.cuda.capture import hooks
 from gwatch.cuda.driver import driver
+from gwatch.cuda.launchview import Launch
 from gwatch.cuda.xtrace import options
 from gwatch.cuda.xtrace.outputs import Snapshot, arrays_in, compare, pointers_in, take
 from gwatch.cuda.xtrace.passes import LaunchFilter, PassObserver, Scout, Slot
@@ -120,18 +121,22 @@ def do_trace(
         scout = session.scout(Scout(session.driver, pattern, launch_filter))
         target = choose(scout, hooks.images, kernel_name_pattern, sass_arch)
         session.slots = slots_for(target, hooks.images, max_launches)
+        shots = []
+        if passes == 1:  # with more, the first pass is left out: it may still compile and set up
+            first = {index: slot.seen.launch for index, slot in enumerate(session.slots)}
+            shots.append(session.snapshot(target, first, outputs, output_bytes))
         plain = session.run(target, redirect=False)
         planned = plan(target, request, session.longest_ns())
         _keep_image(planned.data)
-        load_slots(session.driver, target, planned, session.slots, request)
-        shots = [session.snapshot(target, plain, outputs, output_bytes)]
+        load_slots(session.driver, hooks.images, target, planned, session.slots, request)
+        shots.append(session.snapshot(target, plain.launches, outputs, output_bytes))
         traced = session.run(target, redirect=True)
         for number in range(1, passes):
             plain = session.run(target, redirect=False)
             if number == 1:
-                shots.append(session.snapshot(target, plain, outputs, output_bytes))
+                shots.append(session.snapshot(target, plain.launches, outputs, output_bytes))
             traced = session.run(target, redirect=True)
-        verdict = compare(shots, session.snapshot(target, traced, outputs, output_bytes))
+        verdict = compare(shots, session.snapshot(target, traced.launches, outputs, output_bytes))
         results = [
             build(session.driver, target, planned, request, verdict, traced, slot, index, session.wall_ns)
             for index, slot in enumerate(session.slots)
@@ -263,13 +268,15 @@ class _Session:
         times = [max(slot.plain_ns) for slot in self.slots if slot.plain_ns]
         return max(times) if len(times) == len(self.slots) else self.wall_ns
 
-    def snapshot(self, target: Target, seen: PassObserver, arrays: Sequence[Any], limit: int) -> Snapshot:
-        """The memory to compare, as the last pass left it."""
+    def snapshot(
+        self, target: Target, launches: Mapping[int, Launch], arrays: Sequence[Any], limit: int
+    ) -> Snapshot:
+        """The memory to compare, as the last pass left it; ``launches`` of that pass by slot."""
         named = [*arrays_in(self._value, "result"), *arrays_in(list(arrays), "outputs")]
         pointers: list[tuple[str, int]] = []
-        for index in sorted(seen.launches):
+        for index in sorted(launches):
             prefix = f"launch {index} " if len(self.slots) > 1 else ""
-            found = pointers_in(seen.launches[index].parameters, target.parameters)
+            found = pointers_in(launches[index].parameters, target.parameters)
             pointers += [(prefix + name, address) for name, address in found]
         with self.driver.inside(self.slots[0].context):
             return take(self.driver, named, pointers, limit)
