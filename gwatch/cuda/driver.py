@@ -118,32 +118,19 @@ class Driver:
 
     def device_capability(self, device: int) -> tuple[int, int]:
         """Compute capability, for example (9, 0)."""
-        handle = self.call("cuDeviceGet", device)
-        kind = self._cuda.CUdevice_attribute
-        return (
-            int(self.call("cuDeviceGetAttribute", kind(_DEVICE_MAJOR), handle)),
-            int(self.call("cuDeviceGetAttribute", kind(_DEVICE_MINOR), handle)),
-        )
+        return self._device_attribute(device, _DEVICE_MAJOR), self._device_attribute(device, _DEVICE_MINOR)
 
     def device_sm_count(self, device: int) -> int:
         """Number of multiprocessors."""
-        return int(
-            self.call(
-                "cuDeviceGetAttribute",
-                self._cuda.CUdevice_attribute(_DEVICE_SMS),
-                self.call("cuDeviceGet", device),
-            )
-        )
+        return self._device_attribute(device, _DEVICE_SMS)
 
     def device_clock_khz(self, device: int) -> int:
         """Nominal SM clock in kHz, as the driver states it."""
-        return int(
-            self.call(
-                "cuDeviceGetAttribute",
-                self._cuda.CUdevice_attribute(_DEVICE_CLOCK_KHZ),
-                self.call("cuDeviceGet", device),
-            )
-        )
+        return self._device_attribute(device, _DEVICE_CLOCK_KHZ)
+
+    def _device_attribute(self, device: int, attribute: int) -> int:
+        handle = self.call("cuDeviceGet", device)
+        return int(self.call("cuDeviceGetAttribute", self._cuda.CUdevice_attribute(attribute), handle))
 
     def current_context(self) -> int:
         """Handle of the calling thread's context, 0 when it has none."""

@@ -23,6 +23,7 @@ from ringsim import Clocks, Writer, site, site_map
 from gwatch.common.format import File
 from gwatch.cuda import capture, cupti
 from gwatch.cuda.binary.constants import ModuleObject, add_note, read_note
+from gwatch.cuda.binary.cubin import Cubin
 from gwatch.cuda.driver import BINARY_VERSION, MAX_DYNAMIC_SHARED, MAX_THREADS, NUM_REGS
 from gwatch.cuda.trace import do_trace as do_trace_by_the_old_path
 from gwatch.cuda.xtrace import SassTraceSite, capture_cubin, capture_kernel, do_trace, prepare
@@ -32,6 +33,7 @@ from gwatch.errors import KernelError, SiteError, TraceError, UnsupportedError
 from gwatch.rewrite.ring import DESCRIPTOR_DTYPE, RecordKind, RingFormat, RingLayout
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples/cuda/trace/matmul_sm90.cubin"
+REGISTERS = Cubin.from_file(EXAMPLE).get_kerneldef_by_name("matmul").register_count
 SITES = [SassTraceSite(10), SassTraceSite(20)]
 
 
@@ -58,7 +60,7 @@ class Machine:
         self.driver.handles[handle] = (False, module, name)
         self.driver.attributes.update(
             {
-                (handle, NUM_REGS): 40,
+                (handle, NUM_REGS): REGISTERS,
                 (handle, BINARY_VERSION): 90,
                 (handle, MAX_DYNAMIC_SHARED): 49152,
                 (handle, MAX_THREADS): 1024,
@@ -330,8 +332,6 @@ def test_several_kernels_are_refused_with_the_list(machine: Machine) -> None:
 def test_equal_names_with_different_code_need_the_filter(machine: Machine) -> None:
     other = bytearray(machine.image)
     section = 0x10  # any byte of the code will do: find the first instruction of the kernel
-    from gwatch.cuda.binary.cubin import Cubin
-
     kernel = Cubin.from_bytes(machine.image).get_kerneldef_by_name("matmul")
     other[kernel.section.offset + section] ^= 1
     second_module = machine.driver.number()
