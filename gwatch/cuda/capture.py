@@ -165,16 +165,28 @@ class Hooks:
         if self.errors:
             raise self.errors[0]
 
+    @contextlib.contextmanager
+    def quiet(self) -> Iterator[None]:
+        """Take no notice of what the calling thread loads and launches: it is gwatch's own."""
+        before = getattr(self._inside, "busy", False)
+        self._inside.busy = True
+        try:
+            yield
+        finally:
+            self._inside.busy = before
+
     # callbacks: run on whatever thread makes the driver call
 
     def _callback(self, _user: int | None, domain: int, callback_id: int, address: int) -> None:
         try:
             if domain != cupti.DOMAIN_DRIVER:
-                self._module_loaded(address)
+                if not getattr(self._inside, "busy", False):
+                    self._module_loaded(address)
                 return
             data = cupti.CallbackData.from_address(address)
             if callback_id not in self._launch_ids:
-                self._load(self._names[callback_id], data)
+                if not getattr(self._inside, "busy", False):
+                    self._load(self._names[callback_id], data)
             elif data.site == cupti.SITE_ENTER:
                 observer = self._observer
                 if observer is not None and self._is_wanted(observer, callback_id, data):
@@ -200,8 +212,7 @@ class Hooks:
     def _enter(self, observer: Observer, callback_id: int, data: cupti.CallbackData) -> None:
         if getattr(self._inside, "busy", False):
             return  # a launch that the observer itself makes
-        self._inside.busy = True
-        try:
+        with self.quiet():
             symbol = data.symbol_name
             view = LaunchView(
                 self._names[callback_id],
@@ -211,20 +222,15 @@ class Hooks:
             )
             observer.enter(view)
             self._open[data.correlation_id] = view
-        finally:
-            self._inside.busy = False
 
     def _leave(self, view: LaunchView, data: cupti.CallbackData) -> None:
         view.restore()
         observer = self._observer
         if observer is None:
             return
-        self._inside.busy = True
-        try:
+        with self.quiet():
             status = ctypes.c_int.from_address(data.return_value).value if data.return_value else 0
             observer.leave(view, status)
-        finally:
-            self._inside.busy = False
 
     def _load(self, api: str, data: cupti.CallbackData) -> None:
         thread = threading.get_ident()

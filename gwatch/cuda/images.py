@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections import Counter
+from hashlib import sha256
 
 _ELF64_HEADER, _SECTION_ENTRY, _PROGRAM_ENTRY, _NOBITS = 64, 64, 56, 8
 
@@ -102,7 +103,7 @@ class ImageStore:
 
     def own(self, image: bytes) -> None:
         """gwatch itself is about to load this image: it is nobody's original."""
-        self._own.add(image)
+        self._own.add(sha256(image).digest())
 
     def remember(self, handle: int, name: str, image: bytes, origin: str) -> None:
         """The image with kernel ``name`` of a module was found with some effort; ``origin`` says where."""
@@ -114,6 +115,6 @@ class ImageStore:
 
     def with_kernel(self, name: str) -> list[bytes]:
         """Distinct images seen that hold a kernel of this mangled name and belong to no known handle."""
-        known = self._own.union(self._by_handle.values())
+        known = set(self._by_handle.values())
         pool = dict.fromkeys(image for image in self._seen if has_kernel(image, name))
-        return [image for image in pool if image not in known]
+        return [image for image in pool if image not in known and sha256(image).digest() not in self._own]

@@ -239,3 +239,16 @@ def test_a_forked_child_leaves_its_parents_subscription_alone(
     monkeypatch.setattr(os, "getpid", lambda: real)
     hooks.release_all()
     assert not fake.subscribed
+
+
+def test_what_gwatch_loads_itself_is_not_noted(hooks: capture.Hooks, fake: FakeCupti) -> None:
+    image = EXAMPLE.read_bytes()
+    held = ctypes.create_string_buffer(image, len(image))
+    place = ctypes.c_uint64(0x900)
+    hooks.acquire()
+    with hooks.quiet():
+        fake.call("cuLibraryLoadData", load_arguments(place, ctypes.addressof(held)))
+        fake.module_loaded(image)
+    assert hooks.images.by_handle(0x900) is None and hooks.images.with_kernel("matmul") == []
+    fake.call("cuLibraryLoadData", load_arguments(place, ctypes.addressof(held)))
+    assert hooks.images.by_handle(0x900) == image

@@ -222,7 +222,7 @@ def test_a_trace_does_not_take_gwatchs_own_images_for_the_originals(machine: Mac
     store.forget(machine.module)
     store.seen(machine.image)
     trace(machine, passes=1)
-    (patched,) = store._own
+    patched = max(machine.driver.libraries.values(), key=len)
     assert patched != machine.image
     store.seen(patched)  # what MODULE_LOADED says when gwatch loads its patched image
     other = machine.add("matmul", machine.driver.number())

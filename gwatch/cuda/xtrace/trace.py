@@ -128,7 +128,8 @@ def do_trace(
         plain = session.run(target, redirect=False)
         planned = plan(target, request, session.longest_ns())
         _keep_image(planned.data)
-        load_slots(session.driver, hooks.images, target, planned, session.slots, request)
+        with hooks.quiet():
+            load_slots(session.driver, hooks.images, target, planned, session.slots, request)
         shots.append(session.snapshot(target, plain.launches, outputs, output_bytes))
         traced = session.run(target, redirect=True)
         for number in range(1, passes):
@@ -217,7 +218,7 @@ class _Session:
     def run(self, target: Target, *, redirect: bool) -> PassObserver:
         """A plain or a traced pass, over when everything it launched has finished."""
         for context in {slot.context for slot in self.slots}:
-            with self.driver.inside(context):
+            with hooks.quiet(), self.driver.inside(context):
                 self._timer.prepare(context, sum(slot.context == context for slot in self.slots))
         if redirect:
             self._arm()
