@@ -19,6 +19,7 @@ COMMANDS = {
     "decode": ("gwatch.cli.decode", "decode a ring buffer that your own loader filled"),
     "show": ("gwatch.cli.show", "print a trace: verdict, tables, timeline"),
     "inspect": ("gwatch.cli.inspect", "what is in a cubin, library, package or folder; rules for CI"),
+    "diff": ("gwatch.cli.diff", "compare two cubins, libraries or packages, kernel by kernel"),
     "doctor": ("gwatch.cli.doctor", "say what gwatch finds on this machine, and where it looked"),
 }
 

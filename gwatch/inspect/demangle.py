@@ -26,7 +26,7 @@ def demangle(name: str) -> str:
 
 def short(name: str) -> str:
     """``name`` demangled, without parameter list and return type: ``copy<float, 4>``."""
-    text = demangle(name)
+    text = demangle(name).replace("(anonymous namespace)", "{anonymous}")
     if text == name:
         return name
     depth = 0
@@ -38,7 +38,7 @@ def short(name: str) -> str:
             depth -= 1
         elif depth == 0 and character == " " and end == len(text):
             start = at + 1
-        elif depth == 0 and character == "(" and not text.startswith("(anonymous namespace)", at):
+        elif depth == 0 and character == "(":
             end = at
             break
     return text[start:end] or text

@@ -1,0 +1,50 @@
+"""``gwatch diff``: compare two artifacts, kernel by kernel and instruction by instruction."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+
+from gwatch.errors import ParseError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("first", help="cubin, library, package, folder")
+    parser.add_argument("second", help="what to compare it with")
+    parser.add_argument("--kernel", default="", metavar="REGEX", help="only kernels whose name matches")
+    parser.add_argument("--stat", action="store_true", help="one line a kernel")
+    parser.add_argument("--json", action="store_true", help="everything as JSON")
+    parser.add_argument(
+        "-U", "--context", type=int, default=3, metavar="N", help="instructions around a difference"
+    )
+    parser.add_argument("-q", "--quiet", action="store_true", help="no output; implies --exit-code")
+    parser.add_argument(
+        "--exit-code", action="store_true", help="exit 1 when anything differs, as git diff does"
+    )
+    parser.add_argument(
+        "--fail-on", action="append", default=[], choices=("registers", "spill", "vector-width", "any"),
+        help="exit 1 when a kernel got worse in this (or, any: differs)",
+    )  # fmt: skip
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command; 0 done, 1 something asked about differs."""
+    from gwatch.diff import artifacts, text
+
+    try:
+        re.compile(args.kernel)
+    except re.error as error:
+        raise ParseError("kernel-pattern", f"{args.kernel!r} is not a regular expression: {error}") from None
+    diff = artifacts.compare(args.first, args.second, args.kernel)
+    if args.json:
+        sys.stdout.write(json.dumps(artifacts.to_json(diff), indent=1) + "\n")
+    elif not args.quiet:
+        sys.stdout.write(text.stat(diff) if args.stat else text.full(diff, args.context))
+    worse = [(what, kernel) for what in args.fail_on for kernel in diff.kernels if kernel.fails(what)]
+    for what, kernel in worse:
+        sys.stderr.write(f"gwatch: {what}: {kernel.name}: {kernel.verdict}\n")
+    differs = diff.differs and (args.exit_code or args.quiet)
+    return 1 if worse or differs else 0

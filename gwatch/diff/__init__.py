@@ -1,0 +1,1 @@
+"""Instruction-aligned comparison of cubins, libraries and packages: ``python -m gwatch.diff A B``."""

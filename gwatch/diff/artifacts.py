@@ -1,0 +1,282 @@
+"""Two artifacts side by side: kernels matched by name, each pair compared."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from gwatch.cuda.binary import KernelDef
+from gwatch.cuda.binary.nvinfo import OFFSET_SHAPES, Attr
+from gwatch.diff.compare import CodeDiff, Fate, compare_code
+from gwatch.diff.items import Item, items_of
+from gwatch.errors import CubinError, GWatchError
+from gwatch.inspect.artifacts import Image, Skipped, open_artifact
+from gwatch.inspect.demangle import demangle
+from gwatch.inspect.facts import KernelFacts, kernel_facts
+from gwatch.inspect.view import CubinView
+
+_HOLDS_OFFSETS = frozenset({*OFFSET_SHAPES, Attr.INDIRECT_BRANCH_TARGETS, Attr.COOP_GROUP_MASK_REGIDS})
+FAILURES = ("registers", "spill", "vector-width", "any")
+
+
+@dataclass(slots=True)
+class Version:
+    """A kernel in one of the artifacts."""
+
+    path: str
+    view: CubinView
+    kernel: KernelDef
+
+    @property
+    def arch(self) -> str:
+        return self.view.arch.name
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A number or text that differs."""
+
+    name: str
+    before: Any
+    after: Any
+
+
+@dataclass(slots=True)
+class KernelDiff:
+    """One kernel on both sides, or on one (then ``code`` is None). ``items`` are the instructions compared."""
+
+    name: str
+    first: Version | None
+    second: Version | None
+    code: CodeDiff | None = None
+    resources: list[Change] = field(default_factory=list)
+    mix: list[Change] = field(default_factory=list)
+    attributes: list[Change] = field(default_factory=list)
+    items: tuple[list[Item], list[Item]] = field(default_factory=lambda: ([], []))
+
+    @property
+    def verdict(self) -> str:
+        """In words: only in one, identical code, same instructions, changed."""
+        if self.first is None:
+            return "only in the second"
+        if self.second is None or self.code is None:
+            return "only in the first"
+        return self.code.verdict
+
+    @property
+    def differs(self) -> bool:
+        """Whether anything at all differs."""
+        return self.verdict != "identical code" or bool(self.resources or self.attributes)
+
+    def fails(self, what: str) -> bool:
+        """Whether the second version is worse in ``what`` (one of FAILURES)."""
+        if what == "any":
+            return self.differs
+        change = next((c for c in self.resources if c.name == _MEASURE[what]), None)
+        if change is None or change.before is None or change.after is None:
+            return False
+        return bool(change.after < change.before if what == "vector-width" else change.after > change.before)
+
+
+_MEASURE = {"registers": "registers", "spill": "spills", "vector-width": "share of 128-bit global accesses"}
+
+
+@dataclass(slots=True)
+class ArtifactDiff:
+    """All kernels of two artifacts, in the first one's order, then those only in the second. ``problems``: cubins
+    that could not be read, named."""
+
+    kernels: list[KernelDiff]
+    problems: list[Skipped]
+
+    @property
+    def differs(self) -> bool:
+        """Whether any kernel differs."""
+        return any(kernel.differs for kernel in self.kernels)
+
+
+def compare(first: str | os.PathLike[str], second: str | os.PathLike[str], kernels: str = "") -> ArtifactDiff:
+    """Compare two artifacts of any kind; ``kernels``: regular expression for (de)mangled names.
+
+    Kernels are matched by name and architecture; if each side has one architecture only, by name. Of several
+    with one name, those with the same code are paired first, then in order. Raises CubinNotFound, CubinError
+    [nothing-to-compare] when a side has no readable cubin.
+    """
+    problems: list[Skipped] = []
+    left, right = _versions(first, problems, kernels), _versions(second, problems, kernels)
+    for path, versions in ((first, left), (second, right)):
+        if not versions:
+            what = f"{os.fspath(path)} has no kernel to compare" + (f" like {kernels!r}" if kernels else "")
+            raise CubinError("nothing-to-compare", what, "; ".join(item.reason for item in problems[:1]))
+    across = len({v.arch for v in left}) == 1 == len({v.arch for v in right})
+    return ArtifactDiff([compare_kernels(a, b) for a, b in _matched(left, right, across)], problems)
+
+
+def _versions(path: str | os.PathLike[str], problems: list[Skipped], pattern: str) -> list[Version]:
+    from gwatch.inspect.run import Request
+
+    request = Request(pattern)
+    out: list[Version] = []
+    seen: set[bytes] = set()
+    for item in open_artifact(path):
+        if not isinstance(item, Image) or item.data in seen:
+            continue
+        seen.add(item.data)
+        try:
+            view = CubinView.of(item.data, item.path)
+            out += [Version(item.path, view, k) for k in view.kernels if request.wants(k.name)]
+        except GWatchError as error:
+            problems.append(Skipped(item.path, str(error)))
+    return out
+
+
+def _matched(
+    left: list[Version], right: list[Version], across: bool
+) -> Iterator[tuple[Version | None, Version | None]]:
+    def key(version: Version) -> tuple[str, str]:
+        return version.kernel.name, "" if across else version.arch
+
+    there: dict[tuple[str, str], list[Version]] = defaultdict(list)
+    for version in right:
+        there[key(version)].append(version)
+    here: dict[tuple[str, str], list[Version]] = defaultdict(list)
+    for version in left:
+        here[key(version)].append(version)
+    for name, versions in here.items():
+        others = there.pop(name, [])
+        rest = []
+        for version in versions:
+            code = version.kernel.words.tobytes()
+            same = next((o for o in others if o.kernel.words.tobytes() == code), None)
+            if same is None:
+                rest.append(version)
+            else:
+                others.remove(same)
+                yield version, same
+        for number, version in enumerate(rest):
+            yield version, others[number] if number < len(others) else None
+        for version in others[len(rest) :]:
+            yield None, version
+    for versions in there.values():
+        for version in versions:
+            yield None, version
+
+
+def compare_kernels(first: Version | None, second: Version | None) -> KernelDiff:
+    """Compare one kernel on both sides (or note that it is on one). Raises CubinError for damaged attributes."""
+    present = first or second
+    assert present is not None
+    diff = KernelDiff(present.kernel.name, first, second)
+    if first is None or second is None:
+        return diff
+    items = items_of(first.view, first.kernel), items_of(second.view, second.kernel)
+    diff.items = items
+    diff.code = compare_code(*items)
+    facts = kernel_facts(first.view, first.kernel), kernel_facts(second.view, second.kernel)
+    diff.resources = _resources(*facts)
+    diff.mix = _differing(dict(facts[0].mix), dict(facts[1].mix))
+    diff.attributes = _attributes(first, second)
+    return diff
+
+
+def _resources(one: KernelFacts, other: KernelFacts) -> list[Change]:
+    out = []
+    for name, before, after in zip(_NAMES, _measures(one), _measures(other), strict=True):
+        if before != after:
+            out.append(Change(name, before, after))
+    return out
+
+
+_NAMES = (
+    "architecture", "registers", "instructions", "stack bytes", "shared bytes", "local bytes", "constant bytes",
+    "parameter bytes", "spills", "local accesses", "CTAs per SM", "warps per SM", "max threads", "required threads",
+    "max registers", "barriers", "mbarriers", "cluster", "register budgets", "share of 128-bit global accesses",
+    "share of 256-bit global accesses", "tensor instructions", "TMA instructions", "loops",
+)  # fmt: skip
+
+
+def _measures(facts: KernelFacts) -> tuple[Any, ...]:
+    occupancy = facts.occupancy
+    shares = facts.share(128), facts.share(256)
+    return (
+        facts.arch, facts.registers, facts.instructions, facts.stack, facts.shared, facts.local,
+        sum(size for _, size in facts.constants), sum(size for _, size in facts.parameters), facts.spills,
+        facts.local_accesses, occupancy.ctas if occupancy else None, occupancy.warps if occupancy else None,
+        facts.max_threads, facts.required_threads, facts.max_registers, facts.barriers, facts.mbarriers, facts.cluster,
+        tuple(count for _, _, count in facts.register_budgets),
+        *(None if share is None else round(share, 4) for share in shares),
+        sum(count for _, count in facts.tensor), sum(count for _, count in facts.tma), len(facts.loops),
+    )  # fmt: skip
+
+
+def _differing(one: dict[str, int], other: dict[str, int]) -> list[Change]:
+    names = sorted({*one, *other})
+    return [Change(n, one.get(n, 0), other.get(n, 0)) for n in names if one.get(n, 0) != other.get(n, 0)]
+
+
+def _attributes(first: Version, second: Version) -> list[Change]:
+    """Attribute records that differ; lists of code offsets count as their number of bytes (offsets move with code)."""
+    sides = [_records(first), _records(second)]
+    out = []
+    for name in sorted({*sides[0], *sides[1]}):
+        before, after = sides[0].get(name), sides[1].get(name)
+        if before != after:
+            out.append(Change(name, before, after))
+    return out
+
+
+def _records(version: Version) -> dict[str, str]:
+    found: dict[str, list[str]] = defaultdict(list)
+    for record in version.view.attributes(version.kernel):
+        if record.code in _HOLDS_OFFSETS:
+            found[record.name].append(f"{len(record.payload)} bytes of offsets")
+        else:
+            found[record.name].append(record.payload.hex() if record.format == 4 else f"{record.value:#x}")
+    return {name: " ".join(sorted(values)) for name, values in found.items()}
+
+
+def to_json(diff: ArtifactDiff) -> dict[str, Any]:
+    """JSON data of a comparison."""
+    return {
+        "format": "gwatch-diff",
+        "version": 1,
+        "differs": diff.differs,
+        "kernels": [_kernel_json(kernel) for kernel in diff.kernels],
+        "problems": [{"path": item.path, "reason": item.reason} for item in diff.problems],
+    }
+
+
+def _kernel_json(kernel: KernelDiff) -> dict[str, Any]:
+    code = kernel.code
+    return {
+        "name": kernel.name,
+        "demangled": demangle(kernel.name),
+        "first": None if kernel.first is None else {"path": kernel.first.path, "arch": kernel.first.arch},
+        "second": None if kernel.second is None else {"path": kernel.second.path, "arch": kernel.second.arch},
+        "verdict": kernel.verdict,
+        "counts": {} if code is None else {fate.value: count for fate, count in code.counts.items()},
+        "renaming": {} if code is None else dict(code.renaming),
+        "resources": [_change(change) for change in kernel.resources],
+        "mix": [_change(change) for change in kernel.mix],
+        "attributes": [_change(change) for change in kernel.attributes],
+        "instructions": []
+        if code is None
+        else [
+            {
+                "fate": step.fate.value,
+                "first": None if step.first is None else kernel.items[0][step.first].text,
+                "second": None if step.second is None else kernel.items[1][step.second].text,
+                "first_index": step.first,
+                "second_index": step.second,
+            }
+            for step in code.steps
+            if step.fate is not Fate.SAME
+        ],
+    }
+
+
+def _change(change: Change) -> dict[str, Any]:
+    return {"name": change.name, "before": change.before, "after": change.after}

@@ -1,0 +1,61 @@
+"""A kernel's instructions as things to compare: what they do, apart from where they stand and when they issue."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from gwatch.cuda.binary import KernelDef
+from gwatch.inspect.view import CubinView
+from gwatch.sass.control import control_fields
+
+_REGISTER = re.compile(r"\b(U?[RP]|B)([0-9]+)\b(?!\[)")
+_REUSE = re.compile(r"\.reuse\b")
+_LAST_NUMBER = re.compile(r"-?0x[0-9a-f]+$")
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One instruction. ``text`` as listed; ``body`` without ``.reuse`` and with the target cut out; ``shape`` is the
+    body with register numbers cut out, ``registers`` those numbers in order; ``target`` an instruction index (-1 none);
+    ``symbol`` what a relocation puts there; ``control`` the control fields and reuse marks."""
+
+    text: str
+    body: str
+    shape: str
+    registers: tuple[str, ...]
+    target: int
+    symbol: str
+    control: tuple[int, ...]
+
+
+def items_of(view: CubinView, kernel: KernelDef) -> list[Item]:
+    """The kernel's instructions without the padding behind the last one. Raises CubinError."""
+    code = view.code(kernel)
+    size = view.arch.instruction_size
+    symbols: dict[int, str] = {}
+    elf = view.cubin.elf
+    for entry in kernel.relocations:
+        name = elf.symbols[entry.symbol].name
+        symbols[entry.offset // size] = (
+            f"{symbols.get(entry.offset // size, '')}{name}+{entry.addend or 0:#x};"
+        )
+    controls = control_fields(code.words).tolist()
+    out = []
+    for index, (text, target, control) in enumerate(
+        zip(code.texts, code.targets.tolist(), controls, strict=True)
+    ):
+        body = _REUSE.sub("", text)
+        if target >= 0:
+            body = _LAST_NUMBER.sub("→", body)
+        symbol = symbols.get(index, "")
+        registers = tuple([f"{file}{number}" for file, number in _REGISTER.findall(body)])
+        shape = _REGISTER.sub(r"\1", body) + symbol
+        out.append(
+            Item(
+                text, body + symbol, shape, registers, target // size if target >= 0 else -1, symbol, control
+            )
+        )
+    while out and out[-1].body == "NOP":
+        out.pop()
+    return out

@@ -1,0 +1,109 @@
+"""Comparisons as text: a summary line a kernel, and listings with the differing instructions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gwatch.diff.artifacts import ArtifactDiff, Change, KernelDiff
+from gwatch.diff.compare import Fate
+from gwatch.inspect.demangle import demangle, short
+
+CONTEXT = 3
+_MARKS = {
+    Fate.SAME: " ", Fate.CONTROL: "c", Fate.TARGET: "t", Fate.REGISTERS: "r", Fate.CHANGED: "!", Fate.MOVED: ">",
+    Fate.DELETED: "-", Fate.INSERTED: "+",
+}  # fmt: skip
+_SIZE = 16
+
+
+def stat(diff: ArtifactDiff) -> str:
+    """One line a kernel and a total."""
+    out = [_stat(kernel) for kernel in diff.kernels]
+    return "\n".join([*out, _total(diff), *_problems(diff)]) + "\n"
+
+
+def full(diff: ArtifactDiff, context: int = CONTEXT) -> str:
+    """Every kernel that differs, with resources, attributes and the instructions around each difference."""
+    out: list[str] = []
+    for kernel in diff.kernels:
+        if kernel.differs:
+            out += _kernel(kernel, context)
+    return "\n".join([*out, _total(diff), *_problems(diff)]) + "\n"
+
+
+def _problems(diff: ArtifactDiff) -> list[str]:
+    return [f"not compared: {item.path}: {item.reason}" for item in diff.problems]
+
+
+def _total(diff: ArtifactDiff) -> str:
+    same = sum(1 for kernel in diff.kernels if kernel.verdict == "identical code")
+    if same == len(diff.kernels) and not diff.differs:
+        return f"identical code in all {same} kernels"
+    return f"{len(diff.kernels)} kernels: {same} with identical code, {len(diff.kernels) - same} without"
+
+
+def _stat(kernel: KernelDiff) -> str:
+    text = f"{short(kernel.name)}: {kernel.verdict}"
+    if kernel.code is not None and kernel.code.verdict == "changed":
+        text += f" ({_counts(kernel)})"
+    changes = [_change(change) for change in kernel.resources]
+    return f"{text}; {', '.join(changes)}" if changes else text
+
+
+def _counts(kernel: KernelDiff) -> str:
+    assert kernel.code is not None
+    counts = kernel.code.counts
+    return ", ".join(f"{count} {fate.value}" for fate, count in counts.items() if fate is not Fate.SAME)
+
+
+def _change(change: Change) -> str:
+    return f"{change.name} {change.before} → {change.after}"
+
+
+def _kernel(kernel: KernelDiff, context: int) -> Iterator[str]:
+    yield f"kernel {demangle(kernel.name)}: {kernel.verdict}"
+    for version, mark in ((kernel.first, "---"), (kernel.second, "+++")):
+        if version is not None:
+            yield f"{mark} {version.path} ({version.arch})"
+    for change in kernel.resources:
+        yield f"  {_change(change)}"
+    for change in kernel.mix:
+        yield f"  {change.name} instructions {change.before} → {change.after}"
+    for change in kernel.attributes:
+        yield f"  attribute {_change(change)}"
+    if kernel.code is not None:
+        yield f"  {_counts(kernel)}"
+        if kernel.code.renaming:
+            names = ", ".join(f"{one}→{other}" for one, other in kernel.code.renaming[:12])
+            more = f" and {len(kernel.code.renaming) - 12} more" if len(kernel.code.renaming) > 12 else ""
+            yield f"  one renaming explains all registers: {names}{more}"
+        yield from _listing(kernel, context)
+    yield ""
+
+
+def _listing(kernel: KernelDiff, context: int) -> Iterator[str]:
+    assert kernel.code is not None
+    steps = kernel.code.steps
+    shown: set[int] = set()
+    for number, step in enumerate(steps):
+        if step.fate not in (Fate.SAME, Fate.CONTROL, Fate.TARGET):
+            shown.update(range(max(0, number - context), min(len(steps), number + context + 1)))
+    previous = -1
+    for number in sorted(shown):
+        if number != previous + 1:
+            yield "  ..."
+        previous = number
+        step = steps[number]
+        mark = _MARKS[step.fate]
+        one = None if step.first is None else kernel.items[0][step.first].text
+        other = None if step.second is None else kernel.items[1][step.second].text
+        places = f"{_place(step.first)} {_place(step.second)}"
+        if one is not None and other is not None and step.fate in (Fate.CHANGED, Fate.REGISTERS):
+            yield f"{mark} {places}  {one}"
+            yield f"{mark} {'':13}  → {other}"
+        else:
+            yield f"{mark} {places}  {other if other is not None else one}"
+
+
+def _place(index: int | None) -> str:
+    return f"{'':6}" if index is None else f"{index * _SIZE:#06x}"
