@@ -168,24 +168,29 @@ class Hooks:
     @contextlib.contextmanager
     def quiet(self) -> Iterator[None]:
         """Take no notice of what the calling thread loads and launches: it is gwatch's own."""
-        before = getattr(self._inside, "busy", False)
-        self._inside.busy = True
+        with self._flag("own"), self._flag("busy"):
+            yield
+
+    @contextlib.contextmanager
+    def _flag(self, name: str) -> Iterator[None]:
+        before = getattr(self._inside, name, False)
+        setattr(self._inside, name, True)
         try:
             yield
         finally:
-            self._inside.busy = before
+            setattr(self._inside, name, before)
 
     # callbacks: run on whatever thread makes the driver call
 
     def _callback(self, _user: int | None, domain: int, callback_id: int, address: int) -> None:
         try:
             if domain != cupti.DOMAIN_DRIVER:
-                if not getattr(self._inside, "busy", False):
+                if not getattr(self._inside, "own", False):
                     self._module_loaded(address)
                 return
             data = cupti.CallbackData.from_address(address)
             if callback_id not in self._launch_ids:
-                if not getattr(self._inside, "busy", False):
+                if not getattr(self._inside, "own", False):
                     self._load(self._names[callback_id], data)
             elif data.site == cupti.SITE_ENTER:
                 observer = self._observer
@@ -212,7 +217,8 @@ class Hooks:
     def _enter(self, observer: Observer, callback_id: int, data: cupti.CallbackData) -> None:
         if getattr(self._inside, "busy", False):
             return  # a launch that the observer itself makes
-        with self.quiet():
+        # What an observer asks about a kernel may make the driver load it: its image is the program's, not ours.
+        with self._flag("busy"):
             symbol = data.symbol_name
             view = LaunchView(
                 self._names[callback_id],
@@ -228,7 +234,7 @@ class Hooks:
         observer = self._observer
         if observer is None:
             return
-        with self.quiet():
+        with self._flag("busy"):
             status = ctypes.c_int.from_address(data.return_value).value if data.return_value else 0
             observer.leave(view, status)
 

@@ -223,7 +223,8 @@ class Driver:
         layout: list[tuple[int, int]] = []
         while (found := self.attempt(name, typed, len(layout))) is not None:
             layout.append((int(found[0]), int(found[1])))
-        return layout
+        start = layout[0][0] if layout else 0  # relative to the first parameter, as cubins state it
+        return [(offset - start, size) for offset, size in layout]
 
     def kernel_attribute(self, kernel: int, attribute: int, device: int) -> int | None:
         """Attribute of a CUkernel on a device, None when refused."""

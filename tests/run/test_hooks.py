@@ -252,3 +252,17 @@ def test_what_gwatch_loads_itself_is_not_noted(hooks: capture.Hooks, fake: FakeC
     assert hooks.images.by_handle(0x900) is None and hooks.images.with_kernel("matmul") == []
     fake.call("cuLibraryLoadData", load_arguments(place, ctypes.addressof(held)))
     assert hooks.images.by_handle(0x900) == image
+
+
+def test_a_module_that_an_observers_question_makes_the_driver_load_is_noted(
+    hooks: capture.Hooks, fake: FakeCupti
+) -> None:
+    image = EXAMPLE.read_bytes()
+
+    class Asking(Watcher):
+        def enter(self, view: LaunchView) -> None:
+            fake.module_loaded(image)  # what a first cuKernelGetAttribute does under lazy loading
+
+    with hooks.observe(Asking()):
+        fake.call("cuLaunchKernel", launch_arguments(), b"wanted")
+    assert hooks.images.with_kernel("matmul") == [image]
