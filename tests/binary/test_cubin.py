@@ -320,10 +320,10 @@ def test_sites_outside_the_kernel_are_refused() -> None:
 
 
 def test_a_kernel_that_cannot_be_moved_stays_untouched() -> None:
-    cubin = load("debug_sm90.cubin")
+    cubin = load("holders_sm120.cubin")
     data = cubin.data
-    with pytest.raises(GWatchError, match=r"\[debug-registers\]"):
-        cubin.insert_instruction("walk", 0, 0)
+    with pytest.raises(GWatchError, match=r"\[mercury\]"):
+        cubin.insert_instruction("reach", 0, 0)
     assert cubin.data == data
 
 

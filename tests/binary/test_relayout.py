@@ -14,6 +14,7 @@ import pytest
 from binary_support import DATA, HOLDERS, Edited, insert, load
 
 from gwatch.cuda.binary import Cubin, KernelDef, nvinfo
+from gwatch.cuda.binary.debugregs import RegisterRange, read_ranges, write_ranges
 from gwatch.cuda.binary.elf import STT_FUNC
 from gwatch.cuda.binary.frames import read_fdes
 from gwatch.cuda.binary.layout import Editor
@@ -320,6 +321,92 @@ def test_every_instruction_keeps_its_line_and_its_call_sites(file: str, name: st
             assert edited.after.map_address_to_ptx_line.get(new) == kernel.map_address_to_ptx_line.get(old)
 
 
+# debug information of -G ----------------------------------------------------------------------------------------
+
+
+def _ranges(cubin: Cubin, name: str) -> list[RegisterRange]:
+    section = cubin.elf.find(".nv_debug_info_reg_sass")
+    assert section is not None
+    content = cubin.elf.content(section)
+    functions = read_ranges(content)
+    assert write_ranges(functions) == content
+    return dict(functions)[name.encode()]
+
+
+@pytest.mark.parametrize("twin", [False, True], ids=["one copy", "twin"])
+@pytest.mark.parametrize("name", ["walk", "_Z4stepf"])
+def test_register_ranges_of_debug_code_follow_their_instructions(name: str, twin: bool) -> None:
+    cubin = load("debug_sm90.cubin")
+    old = _ranges(cubin, name)
+    assert len(old) >= 3 and len({item.location for item in old}) > 1
+    sites = {offset // 16 for item in old for offset in (item.begin, item.end)}
+    edited = insert(cubin, name, sites, twin=twin)
+    new = _ranges(edited.cubin, name)
+    assert len(new) == (1 + twin) * len(old)
+    for copy in range(1 + twin):
+        ends = edited.place[1] if copy else edited.target
+        for was, now in zip(old, new[copy * len(old) :], strict=False):
+            assert (now.name, now.location, now.flag) == (was.name, was.location, was.flag)
+            assert now.begin == 16 * edited.place[copy][was.begin // 16]
+            assert now.end == max(now.begin, 16 * ends[was.end // 16])
+    other = "walk" if name == "_Z4stepf" else "_Z4stepf"
+    assert _ranges(edited.cubin, other) == _ranges(cubin, other)
+
+
+def test_relocated_debug_addresses_follow_the_target_map() -> None:
+    """.debug_info (function bounds, scopes) and .debug_loc hold relocated addresses only."""
+    cubin = load("debug_sm90.cubin")
+    kernel = cubin.get_kerneldef_by_name("walk")
+    edited = insert(cubin, "walk", set(range(len(kernel.words))))
+    checked = 0
+    for name in (".debug_info", ".debug_loc"):
+        section = cubin.elf.find(name)
+        assert section is not None
+        for table in cubin.elf.relocation_sections(section.index):
+            fresh = edited.cubin.elf.relocations(edited.cubin.elf.section(table.index))
+            for old, new in zip(cubin.elf.relocations(table), fresh, strict=True):
+                assert (new.offset, new.symbol) == (old.offset, old.symbol)
+                if cubin.elf.symbols[old.symbol].name != "walk" or not old.addend:
+                    assert new.addend == old.addend
+                    continue
+                whole = old.addend == kernel.section.size
+                assert new.addend == (
+                    edited.after.section.size if whole else 16 * edited.target[old.addend // 16]
+                )
+                checked += 1
+    assert checked >= 3
+
+
+def test_the_lines_of_debug_code_move() -> None:
+    cubin = load("debug_sm90.cubin")
+    kernel = cubin.get_kerneldef_by_name("walk")
+    edited = insert(cubin, "walk", {0, 7, 30})
+    assert len(kernel.map_address_to_line) > 50
+    for index in range(len(kernel.words)):
+        assert edited.after.map_address_to_line.get(
+            16 * edited.place[0][index]
+        ) == kernel.map_address_to_line.get(16 * index)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"walk\0",
+        b"walk\0\xff\0\0\0",
+        b"walk\0\1\0\0\0\0\0\0\0%r1\0" + bytes(11),
+        b"walk\0\1\0\0\0\0\0\0\0%r1\0\0\0\0\5\x20\0\0\0\x10\0\0\0",
+        b"stranger\0\0\0\0\0",
+    ],
+)
+def test_a_register_table_of_another_layout_is_refused(content: bytes) -> None:
+    cubin = load("debug_sm90.cubin")
+    section = cubin.elf.find(".nv_debug_info_reg_sass")
+    assert section is not None
+    editor = Editor(cubin.elf)
+    editor.replace(section.index, content)
+    _refused(Cubin.from_bytes(editor.write()), "walk", "debug-registers")
+
+
 # registers --------------------------------------------------------------------------------------------------
 
 
@@ -374,7 +461,6 @@ def _refused(cubin: Cubin, name: str, code: str) -> None:
 
 def test_what_cannot_be_moved_is_refused_by_name() -> None:
     _refused(load("holders_sm120.cubin"), "reach", "mercury")
-    _refused(load("debug_sm90.cubin"), "walk", "debug-registers")
 
 
 def test_an_unknown_attribute_of_another_kernel_does_not_matter() -> None:

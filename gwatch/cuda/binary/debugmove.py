@@ -5,8 +5,9 @@ from __future__ import annotations
 import struct
 
 from gwatch.cuda.binary.codemap import CodeMap, Moved
+from gwatch.cuda.binary.debugregs import move_ranges, read_ranges, write_ranges
 from gwatch.cuda.binary.dwarf import LineHeader, line_headers
-from gwatch.cuda.binary.elf import Section
+from gwatch.cuda.binary.elf import STT_FUNC, Section
 from gwatch.cuda.binary.frames import move_fde, read_fdes
 from gwatch.cuda.binary.layout import Editor
 from gwatch.cuda.binary.lineprogram import Row, Sequence, decode, encode
@@ -14,6 +15,7 @@ from gwatch.cuda.binary.lines import moved_rows, start_addresses
 from gwatch.errors import UnsupportedError
 
 LINE_SECTIONS = (".debug_line", ".nv_debug_line_sass")
+REGISTER_RANGES = ".nv_debug_info_reg_sass"
 
 
 class DebugMover:
@@ -128,3 +130,27 @@ class DebugMover:
                 move_fde(data, fde, begin, target, section.name)
                 self.moved.add("frame entry")
         self.editor.replace(section.index, bytes(data))
+
+    def move_registers(self) -> None:
+        """Where ``-G`` code keeps PTX registers. Raises UnsupportedError [debug-registers] for an unknown layout."""
+        section = self.elf.find(REGISTER_RANGES)
+        if section is None or not section.in_file:
+            return
+        starts = {
+            symbol.name.encode(): symbol.value
+            for symbol in self.elf.symbols
+            if symbol.kind == STT_FUNC and symbol.section == self.code.section.index
+        }
+        known = {symbol.name.encode() for symbol in self.elf.symbols if symbol.kind == STT_FUNC}
+        functions = []
+        for name, ranges in read_ranges(self.elf.content(section)):
+            if name not in known:
+                raise UnsupportedError(
+                    "debug-registers",
+                    f"{section.name} describes {name.decode('utf-8', 'backslashreplace')}, which is no function",
+                )
+            if name in starts:
+                self.moved.add("register range", len(ranges))
+                ranges = move_ranges(ranges, starts[name], self.code)
+            functions.append((name, ranges))
+        self.editor.replace(section.index, write_ranges(functions))

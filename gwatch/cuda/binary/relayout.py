@@ -20,7 +20,8 @@ import numpy as np
 
 from gwatch.cuda.binary import nvinfo
 from gwatch.cuda.binary.codemap import TEXT_ALIGN, CodeMap, Moved, TextEdit
-from gwatch.cuda.binary.debugmove import LINE_SECTIONS, DebugMover
+from gwatch.cuda.binary.debugmove import LINE_SECTIONS, REGISTER_RANGES, DebugMover
+from gwatch.cuda.binary.debugregs import read_ranges
 from gwatch.cuda.binary.elf import (
     ET_EXEC,
     REL,
@@ -51,7 +52,7 @@ _ADDEND_TYPES = frozenset({_R_64, _R_LOW, _R_HIGH, _R_CALL})
 _DEBUG = (".debug_", ".nv_debug")
 _PLAIN_DEBUG = frozenset(
     {".debug_frame", ".debug_str", ".debug_abbrev", ".debug_info", ".debug_loc", ".debug_macinfo",
-     ".debug_pubnames", ".nv_debug_ptx_txt", *LINE_SECTIONS}
+     ".debug_pubnames", ".nv_debug_ptx_txt", ".nv_debug_info_reg_type", REGISTER_RANGES, *LINE_SECTIONS}
 )  # fmt: skip
 """Debug sections whose code addresses are all relocated (or that hold none)."""
 
@@ -95,11 +96,8 @@ def check_supported(elf: Elf, section_index: int) -> None:
             )  # fmt: skip
         if other.name.startswith((".nv.uft", ".nv.udt")) and other.size:
             raise UnsupportedError("function-table", f"the cubin has a unified function table ({other.name})")
-        if other.name.startswith(".nv_debug_info_reg"):
-            raise UnsupportedError(
-                "debug-registers", f"the cubin was compiled with -G (section {other.name})",
-                "rebuild with -lineinfo instead of -G",
-            )  # fmt: skip
+        if other.name == REGISTER_RANGES and other.in_file:
+            read_ranges(elf.content(other))
         if other.in_file and other.name.startswith(_DEBUG) and other.name not in _PLAIN_DEBUG:
             raise UnsupportedError("debug-section", f"gwatch does not move code addresses in {other.name}")
     _check_debug_info(elf)
@@ -148,6 +146,7 @@ class _Mover:
         self.editor.replace(self.section.index, self.edit.text)
         self.debug.move_lines()
         self.debug.move_frames()
+        self.debug.move_registers()
         self._move_relocations()
         self._move_symbols()
         self._move_attributes()
