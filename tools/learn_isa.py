@@ -24,6 +24,7 @@ from isa_learning.enumerate_keys import seed_words  # noqa: E402
 from isa_learning.learn import Learner  # noqa: E402
 from isa_learning.probe import Prober  # noqa: E402
 from isa_learning.ranges import Holder  # noqa: E402
+from isa_learning.sources import own_words, plain  # noqa: E402
 
 from gwatch.sass.arch import arch_by_name  # noqa: E402
 from gwatch.sass.isa import table  # noqa: E402
@@ -39,6 +40,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=6, help="guess-and-check rounds (default 6)")
     parser.add_argument("--per-key", type=int, default=100, help="guesses per key and round (default 100)")
     parser.add_argument("--real-keys-only", action="store_true", help="learn only opcodes that compilers use")
+    parser.add_argument("--no-own-sources", action="store_true", help="leave out our own PTX (it needs ptxas)")
     parser.add_argument("--no-effects", action="store_true", help="leave out reads and writes (they need ptxas)")
     parser.add_argument("-o", "--output", type=Path, help="table file (default: isa/<table>.jsonl)")
     parser.add_argument("--report", type=Path, help="write counts per key here (JSON)")
@@ -55,6 +57,11 @@ def main() -> int:
         print(f"no {arch.name} cubin in {', '.join(map(str, corpora))}; run tools/fetch_corpus.py", file=sys.stderr)
         return 2
     log(f"{len(words)} distinct compiler words")
+    own: set[int] = set()
+    if not options.no_own_sources:
+        own = own_words(arch.name)
+        words = sorted({*words, *plain(own)})
+        log(f"{len(own)} words of own sources, {len(words)} distinct words in all")
     zero = {"R": arch.register_zero, "U": arch.uniform_zero, "P": arch.predicate_true, "Q": arch.predicate_true}
     prober = Prober(arch.name)
     learner = Learner(prober, zero, log)
@@ -64,7 +71,7 @@ def main() -> int:
         log(f"enumeration: {found} words of {len(learner.states)} keys, {prober.count} asked")
     learner.explore(options.rounds, options.per_key)
     learner.finish(words)
-    facts = control_facts(cubins(corpora, arch.number, options.exclude))
+    facts = control_facts(cubins(corpora, arch.number, options.exclude), own)
     note_kinds(learner.models(), facts)
     log("control words read")
     if not options.no_effects:

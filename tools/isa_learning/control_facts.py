@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from isa_learning.corpus import text_words
@@ -25,11 +26,11 @@ class ControlFacts:
     stall_min: int = 15
 
 
-def control_facts(paths: Iterable[Path]) -> dict[int, ControlFacts]:
-    """Facts per key over all words of the cubins (each distinct full word of a file counted once)."""
+def control_facts(paths: Iterable[Path], more: Iterable[int] = ()) -> dict[int, ControlFacts]:
+    """Facts per key over all words of the cubins (each distinct full word of a file counted once) and ``more``."""
     facts: dict[int, ControlFacts] = defaultdict(ControlFacts)
-    for path in paths:
-        for word in set(text_words(path)):
+    for words in chain((set(text_words(path)) for path in paths), [more]):
+        for word in words:
             fact = facts[key_of(word)]
             fact.words += 1
             fact.write += word >> 110 & 7 != NONE

@@ -16,6 +16,7 @@ from gwatch.sass.isa.lex import Cut, cut
 from gwatch.sass.isa.model import Choice, Key, key_of
 
 GUARD = 7 << 12
+SWEEP = 3000
 Log = Callable[[str], None]
 
 
@@ -85,7 +86,11 @@ class Learner:
         for word, text in zip(plain, self.prober.texts(plain, True), strict=True):
             if text is None:
                 continue
-            c = cut(text)
+            try:
+                c = cut(text)
+            except GWatchError as error:
+                self.state(key_of(word)).samples.unread.append(str(error))
+                continue
             shapes[key_of(word), c.opcode, c.skeleton, c.attachments].append(word)
         chosen: list[int] = []
         for members in shapes.values():
@@ -123,10 +128,15 @@ class Learner:
         self.feed(words)
 
     def explore(self, rounds: int, per_key: int) -> None:
-        """Flip seeds, fit, then guess and check until ``rounds`` are over."""
+        """Flip seeds, fit, try combinations of modifier bits, then guess and check until ``rounds`` are over."""
         self.flips(24)
         self.log(f"flips done, {self.prober.count} asked")
         self.fit()
+        self.log("first fit")
+        found = self.sweep(SWEEP, SWEEP // 6)
+        self.flips(24)
+        self.fit()
+        self.log(f"sweep: {found} new words; {self.prober.count} asked")
         for number in range(rounds):
             checked, wrong, unknown = self.round(per_key)
             self.flips(24)
@@ -166,6 +176,46 @@ class Learner:
                 "wrong": state.wrong, "missed": state.missed, "impure": state.impure, "unfitted": state.unfitted,
                 "unread": samples.unread[:3], "notes": state.notes[:6], "failures": state.failures[-6:]}
         return out
+
+    def sweep(self, real: int, other: int) -> int:
+        """Combinations of the bits that are no operand's and matter when flipped; single flips from valid words miss
+        modifiers that need two bits at once. Up to ``real`` words for opcodes of compilers, ``other`` for the rest."""
+        words: set[int] = set()
+        for key, state in sorted(self.states.items()):
+            samples = state.samples
+            if state.model is None or not samples.flipped:
+                continue
+            rng = random.Random(key)
+            owned = 0
+            for form in state.model.forms:
+                for value in form.values:
+                    owned |= value.mask
+            bits = [b for b in PROBED_BITS if not owned >> b & 1 and self._matters(samples, b)]
+            limit = real if samples.real else other
+            seeds = sorted(samples.flipped, key=lambda w: (w not in samples.real, w))
+            if len(bits) <= 10:
+                mask = sum(1 << b for b in bits)
+                for seed in seeds[:2]:
+                    for number in range(1 << len(bits)):
+                        words.add(seed & ~mask | sum((number >> n & 1) << b for n, b in enumerate(bits)))
+                continue
+            for number in range(limit):
+                word = seeds[number % len(seeds)]
+                chosen = bits if number % 4 == 0 else rng.sample(bits, min(len(bits), rng.randint(2, 4)))
+                for bit in chosen:
+                    if number % 4 or rng.getrandbits(1):
+                        word ^= 1 << bit
+                words.add(word)
+        return self.feed(words)
+
+    def _matters(self, samples: Samples, bit: int) -> bool:
+        for word in samples.flipped:
+            other = word ^ 1 << bit
+            if other not in self.prober.cache:
+                continue
+            if self.prober.cache[other] != self.prober.cache.get(word):
+                return True
+        return False
 
     def fit(self) -> None:
         """Refit every key whose samples changed."""

@@ -2,7 +2,7 @@
 
 Bits that a text does not show come from compiler words of the same shape (form, opcode words, attachments). Where
 compilers write several values for the same shape the line is refused as ambiguous; where no compiler word has the
-shape, the trees are solved starting from the nearest known shape. Whatever comes out is decoded again, and only a word
+shape, the trees are solved and the bits they leave open are taken from similar compiler words, if those agree. Whatever comes out is decoded again, and only a word
 whose text is the text given is returned.
 """
 
@@ -12,10 +12,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gwatch.errors import EncodeError
+from gwatch.sass.control import CONTROL_MASK
 from gwatch.sass.isa import tree, values
 from gwatch.sass.isa.lex import Cut
-from gwatch.sass.isa.model import Choice, Form, Key
+from gwatch.sass.isa.model import GUARD_SHIFT, KEY_BIT, Choice, Form, Key
 from gwatch.sass.isa.table import Table
+from gwatch.sass.isa.tree import Node
 
 SOLUTIONS = 64
 _STEPS = 4000
@@ -29,6 +31,7 @@ class Plan:
     form: Form
     bases: list[int]
     compiled: bool
+    problem: EncodeError | None = None
 
 
 class Encoder:
@@ -38,6 +41,7 @@ class Encoder:
         self.table = table
         self.zero = zero
         self._plans: dict[tuple[tuple[str, ...], str, tuple[str, ...]], list[Plan]] = {}
+        self._masks: dict[int, list[tuple[int, int]]] = {}
         self._shapes: dict[int, dict[tuple[tuple[str, ...], tuple[str, ...]], list[int]]] = {}
 
     def encode(self, cut: Cut, body: str) -> int:
@@ -92,7 +96,11 @@ class Encoder:
                     if bases:
                         plans.append(Plan(key, form, bases, True))
                     else:
-                        solved = self._solve(key, form, cut)
+                        try:
+                            solved = self._solve(key, form, cut)
+                        except EncodeError as error:
+                            plans.append(Plan(key, form, [], False, error))
+                            continue
                         if solved:
                             plans.append(Plan(key, form, solved, False))
             plans.sort(key=lambda p: not p.compiled)
@@ -113,6 +121,8 @@ class Encoder:
         return known
 
     def _try(self, plan: Plan, cut: Cut, body: str) -> list[int]:
+        if plan.problem is not None:
+            raise plan.problem
         words: list[int] = []
         last: EncodeError | None = None
         others: list[str] = []
@@ -126,8 +136,6 @@ class Encoder:
             good = [w for w, text in texts if text == body]
             others += [text for _, text in texts if text is not None and text != body]
             words += good[:1]
-            if good and not plan.compiled:
-                break
         if not words:
             nearest = f"nearest: {others[0]}" if others else "the tables do not cover this combination of operands"
             raise last or EncodeError("encode-unproved", f"no word reads back as {body!r}", nearest)
@@ -175,28 +183,94 @@ class Encoder:
         return values.parse_number(kind, text, self.zero)
 
     def _solve(self, key: Key, form: Form, cut: Cut) -> list[int]:
-        """Starting words for a shape no compiler word has, nearest known shape first."""
-        wanted: list[list[tuple[int, int]]] = []
-        number = key.forms.index(form)
-        wanted.append(list(tree.paths(key.select, number)))
+        """Starting words for a shape that no compiler word has.
+
+        Trees and values fix some bits. Every other bit takes the value it has in the compiler words that do not fix it
+        either: words of the same form, else of the same opcode, else of the same mnemonic. Empty when a way through
+        the trees does not exist; raises EncodeError ``[encode-ambiguous]`` when those words disagree or there are none.
+        """
+        chosen: list[tuple[Node, int]] = [(key.select, key.forms.index(form))]
         labels = _assign(key.opcode, cut.opcode)
         if labels is None:
             return []
-        for choice, label in zip(key.opcode, labels, strict=True):
-            wanted.append(list(tree.paths(choice.node, label)))
+        chosen += [(choice.node, label) for choice, label in zip(key.opcode, labels, strict=True)]
         for choice, text in zip(form.attachments, cut.attachments, strict=True):
             if text not in choice.labels:
                 return []
-            wanted.append(list(tree.paths(choice.node, choice.labels.index(text))))
-        known = self.shapes(key, form) or {
-            shape: words for other in key.forms for shape, words in self.shapes(key, other).items()}
-        nearest = sorted(known.items(), key=lambda item: (-_likeness(item[0], cut), item[1][0]))
-        starts = [words[0] for _, words in nearest[:3]] or [p for f in (form, *key.forms) for p in f.probes][:1]
-        solved: list[int] = []
+            chosen.append((choice.node, choice.labels.index(text)))
+        words = [w for other in key.forms for w in other.shapes]
+        wanted = []
+        for node, label in chosen:
+            ways = list(tree.paths(node, label))
+            seen = [(mask, bits) for mask, bits in ways if any(w & mask == bits for w in words
+                                                               if tree.lookup(node, w) == label)]
+            wanted.append(seen or ways)
         constraints = _intersect(wanted)
-        for start in starts:
-            solved += [start & ~mask | bits for mask, bits in constraints]
-        return list(dict.fromkeys(solved))[:SOLUTIONS]
+        filled = 0
+        for value in form.values:
+            filled |= value.mask | (tree.tested_bits(value.name.node) if value.name else 0)
+        start = (key.key & 0xFFF) | (key.key >> 12) << KEY_BIT
+        solved = []
+        for mask, bits in constraints:
+            hidden = ~(mask | filled | 0xFFF | 1 << KEY_BIT | 0xF << GUARD_SHIFT | CONTROL_MASK) & (1 << 105) - 1
+            solved.append((start & ~mask | bits, hidden))
+        out = []
+        for word, hidden in solved:
+            out.append(word | self._hidden_bits(key, form, hidden, cut))
+        return list(dict.fromkeys(out))[:SOLUTIONS]
+
+    def _hidden_bits(self, key: Key, form: Form, hidden: int, cut: Cut) -> int:
+        """What compiler words have in the ``hidden`` bits."""
+        known = 0
+        bits = 0
+        for pool in self._pools(key, form):
+            ones = zeros = 0
+            for word, determined in pool:
+                free = hidden & ~known & ~determined
+                ones |= word & free
+                zeros |= ~word & free
+            if ones & zeros:
+                clash = [b for b in range(128) if (ones & zeros) >> b & 1]
+                raise EncodeError("encode-ambiguous", f"{'.'.join(cut.opcode)} {cut.skeleton} is in no compiler word, "
+                                  f"and similar ones differ in bits {clash} that the text does not show",
+                                  "give the whole word")
+            bits |= ones
+            known |= ones | zeros
+            if not hidden & ~known:
+                return bits
+        missing = [b for b in range(128) if (hidden & ~known) >> b & 1]
+        raise EncodeError("encode-ambiguous", f"{'.'.join(cut.opcode)} {cut.skeleton} is in no compiler word, and no "
+                          f"similar one shows bits {missing}", "give the whole word")
+
+    def _pools(self, key: Key, form: Form) -> Iterator[list[tuple[int, int]]]:
+        """(word, bits it determines) of compiler words: same form, same opcode, same mnemonic."""
+        yield self._determined(key, [form])
+        yield self._determined(key, key.forms)
+        siblings: list[tuple[int, int]] = []
+        for number in self.table.mnemonics.get(key.opcode[0].labels[0].split(".")[0], ()):
+            other = self.table.key(number)
+            if other is not None and other is not key:
+                siblings += self._determined(other, other.forms)
+        yield siblings
+
+    def _determined(self, key: Key, forms: list[Form]) -> list[tuple[int, int]]:
+        out = []
+        for form in forms:
+            rows = self._masks.get(id(form))
+            if rows is None:
+                rows = []
+                for word in form.shapes:
+                    mask = tree.pinned_bits(key.select, word)
+                    for choice in (*key.opcode, *form.attachments):
+                        mask |= tree.pinned_bits(choice.node, word)
+                    for value in form.values:
+                        mask |= value.mask | tree.pinned_bits(value.node, word)
+                        if value.name is not None:
+                            mask |= tree.pinned_bits(value.name.node, word)
+                    rows.append((word, mask))
+                self._masks[id(form)] = rows
+            out += rows
+        return out
 
     def _unknown(self, cut: Cut, body: str) -> EncodeError:
         mnemonic = cut.opcode[0]
@@ -216,11 +290,6 @@ class Encoder:
                                f"nearest form: {_nearest(cut.skeleton, skeletons)}")
         return EncodeError("form-unknown", f"{mnemonic} has no form with these modifiers and operand marks: {body!r}",
                            "known opcode words: " + " ".join(sorted(words))[:200])
-
-
-def _likeness(shape: tuple[tuple[str, ...], tuple[str, ...]], cut: Cut) -> int:
-    same = len(set(shape[0]) & set(cut.opcode)) - len(set(shape[0]) ^ set(cut.opcode))
-    return same * 4 + sum(a == b for a, b in zip(shape[1], cut.attachments, strict=False))
 
 
 def _assign(choices: list[Choice], opcode: tuple[str, ...]) -> list[int] | None:

@@ -163,6 +163,10 @@ class Isa:
             return ()
         return tuple(p for n, p in enumerate(core.form.reuse) if control.reuse >> n & 1 and p >= 0)
 
+    def in_compiler_code(self, word: int) -> bool:
+        """Whether some compiler word of the training set has this word's form (else the form is known from probes)."""
+        return bool(self._core(word).form.shapes)
+
     # -- encoding ---------------------------------------------------------------------------------------------
 
     def encode(self, text: str, control: Control | None = None, pc: int = 0) -> int:

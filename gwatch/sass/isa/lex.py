@@ -30,7 +30,7 @@ _TOKEN = re.compile(
     r"|(?P<rel>\(\*[+-]0x[0-9a-f]+\*\))"
     r"|(?P<pre>[-~!|]+(?=[A-Za-z_]))"
     r"|(?P<bank>[A-Za-z]+(?=\[))"
-    r"|(?P<name>[A-Za-z_][A-Za-z0-9_]*)"
+    r"|(?P<name>(?:[A-Za-z_]|[0-9][A-Z])[A-Za-z0-9_]*)"
     r"|(?P<close>\])"
     r"|(?P<other>[\[, ]+|\+)")
 _POST = re.compile(r"(?:\.[A-Za-z0-9_]+|\|)+")

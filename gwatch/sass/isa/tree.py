@@ -51,6 +51,27 @@ def tested_bits(node: Node) -> int:
     return own | tested_bits(node[3]) | tested_bits(node[4])
 
 
+def pinned_bits(node: Node, word: int) -> int:
+    """Mask of the bits that the path of ``word`` fixes (tests that fail on several bits at once fix nothing)."""
+    mask = 0
+    while not isinstance(node, int):
+        if node[0] == "eq":
+            hit = word & node[1] == node[2]
+            if hit or not node[1] & node[1] - 1:
+                mask |= int(node[1])
+            node = node[3] if hit else node[4]
+        elif node[0] == "sw":
+            value = 0
+            for position, bit in enumerate(node[1]):
+                mask |= 1 << bit
+                value |= (word >> bit & 1) << position
+            node = node[2].get(value, UNKNOWN)
+        else:
+            field = word >> node[1] & (1 << node[2]) - 1
+            node = node[3] if field and not field & field - 1 else node[4]
+    return mask
+
+
 def paths(node: Node, label: int, mask: int = 0, value: int = 0) -> Iterator[tuple[int, int]]:
     """(mask, value) of every way to reach ``label``, as far as plain equality can say it.
 
