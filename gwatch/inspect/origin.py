@@ -9,7 +9,7 @@ explains; nothing is rewritten by it.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from gwatch.inspect.code import Code, split_text
 from gwatch.inspect.loops import Blocks
@@ -113,104 +113,169 @@ NOTHING = Value()
 Register = tuple[str, int]
 
 
-@dataclass(slots=True)
-class State:
-    """Registers at a point: their values, and which instruction (or join, as a negative number) defined each."""
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a register holds: its ``value``'s origins, and a ``number`` that two registers share when the same
+    operation on the same inputs made them (value numbering). Under the condition ``guard`` ("" for none) it holds
+    ``guarded`` instead."""
 
-    values: dict[Register, Value] = field(default_factory=dict)
-    definitions: dict[Register, int] = field(default_factory=dict)
-
-    def copy(self) -> State:
-        return State(dict(self.values), dict(self.definitions))
-
-    def value(self, register: Register) -> Value:
-        return self.values.get(register, NOTHING)
+    value: Value
+    number: int
+    guard: str = ""
+    guarded: tuple[Value, int] = (Value(), -1)
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The state in front of one instruction, cut down to the registers it names, in the order written."""
+    """The state in front of one instruction, cut down to the registers it names."""
 
     index: int
     block: int
     text: str
-    registers: tuple[Register, ...]
     values: dict[Register, Value]
-    definitions: dict[Register, int]
+    numbers: dict[Register, int]
+
+
+class _Tracer:
+    """Walks the blocks of a section and keeps, per block, what the registers hold at its end."""
+
+    def __init__(self, code: Code, blocks: Blocks) -> None:
+        self.texts = code.texts
+        self.blocks = blocks
+        self.outputs: dict[int, dict[Register, Held]] = {}
+        self.numbers: dict[tuple[object, ...], int] = {}
+
+    def number(self, *what: object) -> int:
+        """The number of an operation on numbered inputs; equal operations get equal numbers."""
+        return self.numbers.setdefault(what, len(self.numbers))
+
+    def joined(self, block: int) -> dict[Register, Held]:
+        """Registers at the start of a block: united over the blocks in front of it seen so far."""
+        before = [self.outputs[b] for b in self.blocks.before[block] if b in self.outputs]
+        if not before:
+            return {}
+        state = dict(before[0])
+        for other in before[1:]:
+            for register, held in other.items():
+                mine = state.get(register)
+                if mine is None:
+                    state[register] = held
+                elif mine != held:
+                    number = (
+                        mine.number if mine.number == held.number else self.number("join", block, register)
+                    )
+                    state[register] = Held(mine.value | held.value, number)
+        return state
+
+    def walk(self, block: int, wanted: frozenset[str], seen: list[Seen] | None) -> None:
+        """Go through a block; append to ``seen`` what is in front of the wanted instructions."""
+        state = self.joined(block)
+        for index in range(*self.blocks.ranges[block]):
+            guard, opcode, operands = split_text(self.texts[index])
+            mnemonic = opcode.split(".")[0]
+            condition = self.condition(state, guard)
+            if seen is not None and (mnemonic in wanted or (guard and mnemonic in ("BRA", "EXIT"))):
+                seen.append(_seen(index, block, self.texts[index], state, condition))
+            if mnemonic not in _SILENT:
+                self.step(state, index, guard, condition, mnemonic, opcode, operands)
+        self.outputs[block] = state
+
+    def condition(self, state: dict[Register, Held], guard: str) -> str:
+        """A key for a guard that is equal where the same predicate value is asked for; "" for none."""
+        match = _REGISTER.search(guard)
+        if match is None:
+            return ""
+        held = state.get((match[1], int(match[2])))
+        return f"{guard}:{held.number if held else -1}"
+
+    def step(
+        self,
+        state: dict[Register, Held],
+        index: int,
+        guard: str,
+        condition: str,
+        mnemonic: str,
+        opcode: str,
+        operands: str,
+    ) -> None:
+        """One instruction's effect on the registers."""
+        parts = _SPLIT.split(operands) if operands else []
+        targets = _targets(mnemonic, parts)
+        sources = parts[len(targets) :]
+        value = _result(state, condition, mnemonic, opcode, sources)
+        constant = _CONSTANT.search(operands) if mnemonic in _CONSTANT_LOADS else None
+        inputs: tuple[object, ...] = ("instruction", index)
+        if mnemonic not in _LOADS:
+            inputs = (opcode, *(self.source(state, condition, part) for part in sources))
+        for order, target in enumerate(targets):
+            match = _REGISTER.match(target)
+            if match is None:
+                continue
+            file, first = match[1], int(match[2])
+            for place in range(_width(mnemonic, opcode) if file in ("R", "UR") else 1):
+                register = (file, first + place)
+                part = value
+                if constant is not None:  # each register of a wide load holds its own part of the bank
+                    part = Value(base=frozenset({int(constant[1], 16) + 4 * place}))
+                number = self.number(*inputs, order, place)
+                before = state.get(register)
+                if not guard:
+                    state[register] = Held(part, number)
+                else:
+                    old = before.number if before else -1
+                    whole = part | before.value if before else part
+                    state[register] = Held(
+                        whole, self.number("if", condition, number, old), condition, (part, number)
+                    )
+
+    def source(self, state: dict[Register, Held], condition: str, part: str) -> str:
+        """An operand with its registers replaced by the numbers of what they hold."""
+
+        def name(match: re.Match[str]) -> str:
+            file, first = match[1], int(match[2])
+            wide = ".64" in part or "[" in part
+            held = [state.get((file, first + k)) for k in range(2 if wide else 1)]
+            return ",".join(
+                str(_under(h, condition)[1]) if h else f"?{file}{first + k}" for k, h in enumerate(held)
+            )
+
+        return _REGISTER.sub(name, part.replace(".reuse", ""))
 
 
 def trace(code: Code, blocks: Blocks, wanted: frozenset[str]) -> list[Seen]:
-    """What is known in front of every instruction with a mnemonic in ``wanted``, and of guarded branches and
-    exits, in address order."""
-    texts = code.texts
-    outputs: dict[int, State] = {}
+    """What is known in front of every instruction with a mnemonic in ``wanted``, and of guarded branches and exits,
+    in address order."""
+    tracer = _Tracer(code, blocks)
     seen: list[Seen] = []
-    for last in (False, True):
-        for number, (start, stop) in enumerate(blocks.ranges):
-            state = _joined(number, blocks, outputs)
-            for index in range(start, stop):
-                guard, opcode, operands = split_text(texts[index])
-                mnemonic = opcode.split(".")[0]
-                if last and (mnemonic in wanted or (guard and mnemonic in ("BRA", "EXIT"))):
-                    seen.append(_seen(index, number, texts[index], state))
-                if mnemonic not in _SILENT:
-                    _step(state, index, guard, mnemonic, opcode, operands)
-            outputs[number] = state
+    for found in (None, seen):
+        for block in range(len(blocks.ranges)):
+            tracer.walk(block, wanted, found)
     return seen
 
 
-def _joined(number: int, blocks: Blocks, outputs: dict[int, State]) -> State:
-    before = [outputs[b] for b in blocks.before[number] if b in outputs]
-    if not before:
-        return State()
-    if len(before) == 1:
-        return before[0].copy()
-    state = before[0].copy()
-    for other in before[1:]:
-        for register, value in other.values.items():
-            state.values[register] = state.value(register) | value
-            if state.definitions.get(register) != other.definitions.get(register):
-                state.definitions[register] = -1 - number
-    return state
+def _under(held: Held, condition: str) -> tuple[Value, int]:
+    """What a register holds for an instruction that runs under ``condition``."""
+    return held.guarded if condition and held.guard == condition else (held.value, held.number)
 
 
-def _seen(index: int, block: int, text: str, state: State) -> Seen:
-    names = [(file, int(number)) for file, number in _REGISTER.findall(text)]
-    found = {}
-    for name in names:
-        for register in (name, (name[0], name[1] + 1)):
-            found[register] = state.value(register)
-    places = {register: state.definitions.get(register, -1) for register in found}
-    return Seen(index, block, text, tuple(names), found, places)
+def _seen(index: int, block: int, text: str, state: dict[Register, Held], condition: str) -> Seen:
+    values: dict[Register, Value] = {}
+    numbers: dict[Register, int] = {}
+    for file, first in _REGISTER.findall(text):
+        for register in ((file, int(first)), (file, int(first) + 1)):
+            held = state.get(register)
+            values[register], numbers[register] = _under(held, condition) if held else (NOTHING, -1)
+    return Seen(index, block, text, values, numbers)
 
 
-def _step(state: State, index: int, guard: str, mnemonic: str, opcode: str, operands: str) -> None:
-    parts = _SPLIT.split(operands) if operands else []
+def _targets(mnemonic: str, parts: list[str]) -> list[str]:
+    """The operands that are written: the first one, and the predicates directly behind it."""
     if mnemonic in _COMPARES:
-        targets = [part for part in parts[:2] if _PREDICATE.match(part)]
-        sources = parts[len(targets) :]
-    else:
-        targets = parts[:1]
-        while len(parts) > len(targets) and _PREDICATE.match(parts[len(targets)]) and len(targets) < 3:
-            targets.append(parts[len(targets)])
-        sources = parts[len(targets) :]
-    value = _result(state, mnemonic, opcode, sources)
-    constant = _CONSTANT.search(operands) if mnemonic in _CONSTANT_LOADS else None
-    if guard:
-        for name in _REGISTER.findall(guard):
-            value = value | Value(specials=state.value((name[0], int(name[1]))).specials)
-    for target in targets:
-        match = _REGISTER.match(target)
-        if match is None:
-            continue
-        file, first = match[1], int(match[2])
-        width = _width(mnemonic, opcode) if file in ("R", "UR") else 1
-        for number in range(first, first + width):
-            register = (file, number)
-            if constant is not None:  # each register of a wide load holds its own part of the bank
-                value = Value(base=frozenset({int(constant[1], 16) + 4 * (number - first)}))
-            state.values[register] = value | state.value(register) if guard else value
-            state.definitions[register] = index
+        return [part for part in parts[:2] if _PREDICATE.match(part)]
+    targets = parts[:1]
+    while len(targets) < min(3, len(parts)) and _PREDICATE.match(parts[len(targets)]):
+        targets.append(parts[len(targets)])
+    return targets
 
 
 def _width(mnemonic: str, opcode: str) -> int:
@@ -224,14 +289,16 @@ def _width(mnemonic: str, opcode: str) -> int:
     return 1
 
 
-def _result(state: State, mnemonic: str, opcode: str, sources: list[str]) -> Value:
-    read = [_source(state, part) for part in sources]
+def _result(
+    state: dict[Register, Held], condition: str, mnemonic: str, opcode: str, sources: list[str]
+) -> Value:
+    read = [_source(state, condition, part) for part in sources]
     if mnemonic in _LOADS:
         return Value(loaded=True) if mnemonic in _GLOBAL_LOADS else Value(specials=frozenset({"memory"}))
     if mnemonic == "P2R":  # the whole predicate file in one register
         out = NOTHING
-        for (file, _), value in state.values.items():
-            out = out | value if file == "P" else out
+        for (file, _), held in state.items():
+            out = out | held.value if file == "P" else out
         return out
     real = [
         value for value, part in zip(read, sources, strict=True) if not _PREDICATE.match(part.lstrip("!"))
@@ -259,14 +326,15 @@ def _result(state: State, mnemonic: str, opcode: str, sources: list[str]) -> Val
     return out
 
 
-def _source(state: State, part: str) -> Value:
+def _source(state: dict[Register, Held], condition: str, part: str) -> Value:
+    """Origins of one operand."""
     value = NOTHING
     for match in _CONSTANT.finditer(part):
         value = value | Value(base=frozenset({int(match[1], 16)}))
-    for file, number in _REGISTER.findall(part):
-        value = value | state.value((file, int(number)))
-        if ".64" in part:
-            value = value | state.value((file, int(number) + 1))
+    for file, first in _REGISTER.findall(part):
+        for number in range(int(first), int(first) + (2 if ".64" in part else 1)):
+            held = state.get((file, number))
+            value = value | _under(held, condition)[0] if held else value
     for name in _SPECIAL.findall(part):
         value = value | Value(specials=frozenset({name}))
     return value

@@ -173,7 +173,7 @@ class _Places:
             register = (match[2], int(match[3]))
             conditions = seen.values.get(register, NOTHING)
             guard = f"@{match[1]}{match[2]}{match[3]}"
-            guard_key = f"{match[1]}{match[2]}{match[3]}:{seen.definitions.get(register, -1)}"
+            guard_key = f"{match[1]}{match[2]}{match[3]}:{seen.numbers.get(register, -1)}"
         elif self.skips:
             skip = self.skips[-1][1]
             passed = _GUARD.match(skip.text)
@@ -222,9 +222,9 @@ class _Places:
         value = NOTHING
         for register in registers:
             value = value | seen.values.get(register, NOTHING)
-        key = ",".join(
-            f"{file}{number}:{seen.definitions.get((file, number), -1)}" for file, number in registers
-        )
+        # Numbers of contents, not names of registers: one address may be worked out in several places.
+        numbers = [(register, seen.numbers.get(register, -1)) for register in registers]
+        key = ",".join(str(n) if n >= 0 else f"{register}" for register, n in numbers)
         return value, key, offset
 
     def _numbers(self, constants: frozenset[int]) -> tuple[int, ...]:
