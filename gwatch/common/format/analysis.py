@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gwatch.common.format.records import I32, I64, Trace, starts_of
+from gwatch.common.format.losses import I32, I64, starts_of
+from gwatch.common.format.records import Trace
 from gwatch.common.format.regions import Intervals, PairCounts, Region
 
 CONCURRENCY_BINS = 60

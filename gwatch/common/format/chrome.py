@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gwatch.common.format.losses import I64
 from gwatch.common.format.payload import lonely_sites, marks
-from gwatch.common.format.records import I64
 from gwatch.common.format.run import Run
 from gwatch.common.format.text import locator
 from gwatch.common.format.waits import find_waits

@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gwatch.common.format.analysis import row_roles
-from gwatch.common.format.records import I64
+from gwatch.common.format.losses import I64, ordering
+from gwatch.common.format.regions import falls
 from gwatch.common.format.run import Run
 from gwatch.common.format.select import kernel_tag
 
@@ -40,20 +41,24 @@ class Marks:
 
 def marks(run: Run) -> Marks:
     """Intervals of all scopes, then records of sites in no region under scope ids after the last scope's."""
-    iv = run.intervals
-    inside = {site for region in run.regions for site in (region.enter, region.leave)}
-    lonely = np.flatnonzero(~np.isin(run.trace.site, np.array(sorted(inside), np.int64)))
-    table = {site: i for i, site in enumerate(lonely_sites(run))}
-    sites = run.trace.site[lonely]
-    place = np.searchsorted(np.array(sorted(table), np.int64), sites) if table else sites.astype(np.int64)
+    iv, trace = run.intervals, run.trace
+    sites = lonely_sites(run)
+    lonely = np.flatnonzero(np.isin(trace.site, np.array(sites, np.int64))) if sites else np.zeros(0, np.int64)
+    scope, length = run.scope.astype(np.int64), iv.end - iv.start
+    if len(lonely) == 0:
+        return Marks(iv.row, scope, iv.start, length, iv.depth.astype(np.int64), iv.opened, iv.closed)
     zero = np.zeros(len(lonely), np.int64)
-    row = np.concatenate([iv.row, run.trace.row[lonely]])
-    start = np.concatenate([iv.start, run.trace.time[lonely]])
-    order = np.lexsort((start, row))
-    return Marks(row[order], np.concatenate([run.scope.astype(np.int64), place + len(run.labels)])[order],
-                 start[order], np.concatenate([iv.end - iv.start, zero])[order],
-                 np.concatenate([iv.depth.astype(np.int64), zero])[order],
-                 np.concatenate([iv.opened, lonely])[order], np.concatenate([iv.closed, lonely])[order])
+    place = np.searchsorted(np.array(sites, np.int64), trace.site[lonely]) + len(run.labels)
+    row = np.concatenate([iv.row, trace.row[lonely]])
+    start = np.concatenate([iv.start, trace.time[lonely]])
+    opened = np.concatenate([iv.opened, lonely])
+    # Records are ordered by row and nearly always by time: their places merge the two sorted lists.
+    order = np.argsort(opened, kind="stable")
+    if falls(row[order], start[order]):
+        order = ordering(row, start)
+    return Marks(row[order], np.concatenate([scope, place])[order], start[order],
+                 np.concatenate([length, zero])[order], np.concatenate([iv.depth.astype(np.int64), zero])[order],
+                 opened[order], np.concatenate([iv.closed, lonely])[order])
 
 
 def lonely_sites(run: Run) -> list[int]:

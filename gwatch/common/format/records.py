@@ -16,14 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gwatch.common.format.losses import I32, I64, WARP, Bools, find_losses, ordering, place_losses, starts_of
 from gwatch.errors import TraceError
 
-I64 = NDArray[np.int64]
-I32 = NDArray[np.int32]
 U64 = NDArray[np.uint64]
-Bools = NDArray[np.bool_]
-
-WARP = 32
 TIME_LIMIT = 1 << 62
 """Times, sequence numbers and ids stay below this, so that differences of two of them fit 64 bits."""
 
@@ -99,25 +95,6 @@ class Geometry:
     @property
     def warps_per_block(self) -> int:
         return max(1, -(-self.block_size // WARP))
-
-
-def ordering(*keys: NDArray[Any]) -> I64:
-    """Indices that sort by the keys, most significant first; costs one pass where they are sorted already."""
-    n = len(keys[0])
-    tied, rising = np.ones(max(0, n - 1), np.bool_), np.ones(max(0, n - 1), np.bool_)
-    for key in keys:
-        rising &= ~tied | (key[1:] >= key[:-1])
-        if not rising.all():
-            return np.lexsort(keys[::-1])
-        tied &= key[1:] == key[:-1]
-    return np.arange(n)
-
-
-def starts_of(values: NDArray[Any]) -> Bools:
-    """Where a sorted or grouped column begins a new value."""
-    first = np.ones(len(values), np.bool_)
-    first[1:] = values[1:] != values[:-1]
-    return first
 
 
 def triple(dim: Any, name: str) -> tuple[int, int, int]:
@@ -264,10 +241,6 @@ def build(site: I32, time: I64, value: U64, sequence: I64, smid: I32, warp: I64,
         raise TraceError("bad-records", "a warp or lane of the records is out of range")
     ring = warp * WARP + lane
     ordered = bool(n == 0 or sequence.min() >= 0)
-    if ordered:
-        before, after = _ring_losses(ring, sequence, lost_after)
-    else:
-        before, after = np.zeros(n, np.int64), np.zeros(n, np.int64)
     # Warp rows of a warp sort before its threads' rows.
     row_key = warp * (WARP + 1) + np.where(is_warp, 0, lane.astype(np.int64) + 1)
     # A lane's own numbers order its records; lanes that take turns for their warp share only the clock.
@@ -278,7 +251,11 @@ def build(site: I32, time: I64, value: U64, sequence: I64, smid: I32, warp: I64,
     first = starts_of(row_key[order])
     keys, row = row_key[order][first], np.cumsum(first) - 1
     rows = _rows(keys, geometry)
-    gap, tail, lost = _row_losses(order, row, len(keys), ring, time, is_warp, before, after)
+    if ordered:
+        lane_losses = find_losses(ring, sequence, lost_after)
+        gap, tail, lost = place_losses(lane_losses, order, row, len(keys), ring, time, is_warp)
+    else:
+        gap, tail, lost = np.zeros(n, np.bool_), np.zeros(len(keys), np.bool_), np.zeros(len(keys), np.int64)
     row_smid = np.full(len(keys), -1, np.int32)
     row_smid[row[::-1]] = smid[order][::-1]
     exact = np.full(len(keys), ordered)
@@ -316,88 +293,6 @@ def _rows(keys: I64, geometry: Geometry) -> Rows:
     no = np.zeros(len(keys), np.bool_)
     return Rows(row_ids(block, in_block, lane, geometry), block, in_block.astype(np.int32),
                 lane.astype(np.int32), zeros.astype(np.int32), zeros, no, zeros, no)
-
-
-def _ring_losses(ring: I64, sequence: I64,
-                 lost_after: Mapping[tuple[int, int], int] | None) -> tuple[I64, I64]:
-    """Per record: records of its lane lost right before it, and lost after it (last of its lane only).
-
-    A lane numbers its records from 0, whatever sites they come from, so every hole in the numbers is a loss.
-    Raises TraceError ``[bad-records]`` when a lane has a number twice.
-    """
-    n = len(ring)
-    before, after = np.zeros(n, np.int64), np.zeros(n, np.int64)
-    if n == 0:
-        return before, after
-    order = ordering(ring, sequence)
-    r, s = ring[order], sequence[order]
-    first = starts_of(r)
-    hole = np.empty(n, np.int64)
-    hole[0] = s[0]
-    hole[1:] = np.where(first[1:], s[1:], s[1:] - s[:-1] - 1)
-    if hole.min() < 0:
-        at = int(r[np.argmin(hole)])
-        raise TraceError("bad-records", f"lane {at % WARP} of warp {at // WARP} has one sequence number twice",
-                         "give each launch a run of its own, or leave the field sequence out")
-    before[order] = hole
-    if lost_after:
-        for i in order[np.r_[first[1:], True]]:
-            after[i] = lost_after.get((int(ring[i]) // WARP, int(ring[i]) % WARP), 0)
-    return before, after
-
-
-def _row_losses(order: I64, row: I64, n_rows: int, ring: I64, time: I64, is_warp: Bools, before: I64,
-                after: I64) -> tuple[Bools, Bools, I64]:
-    """(gap per ordered record, tail gap per row, lost records per row) from the losses per lane.
-
-    A hole in a lane's numbers concerns the lane's own row and its warp's row, because the lost record may
-    have come from a thread-level or a warp-level site. In the warp's row the loss may lie anywhere between
-    the lane's two neighbouring records, so every record of the row in that span is cut off from the one
-    before it.
-    """
-    n = len(order)
-    gap, tail, lost = np.zeros(n, np.bool_), np.zeros(n_rows, np.bool_), np.zeros(n_rows, np.int64)
-    if n == 0 or not (before.any() or after.any()):
-        return gap, tail, lost
-    place = np.empty(n, np.int64)
-    place[order] = np.arange(n)
-    row_of = row[place]
-    np.add.at(lost, row_of, before + after)
-    if not is_warp.any():
-        gap[place[before > 0]] = True
-        tail[row_of[after > 0]] = True
-        return gap, tail, lost
-    ring_order = np.lexsort((time, ring))
-    previous = np.full(n, -1, np.int64)
-    same = ring[ring_order[1:]] == ring[ring_order[:-1]]
-    previous[ring_order[1:][same]] = ring_order[:-1][same]
-    starts = np.searchsorted(row, np.arange(n_rows + 1))
-    sources = ring[order[starts[:-1]]]
-    warp_rows = np.zeros(n_rows, np.bool_)
-    warp_rows[row_of[is_warp]] = True
-    rows_of_warp = {int(sources[r]) // WARP: int(r) for r in np.flatnonzero(warp_rows)}
-    rows_of_lane = {int(sources[r]): int(r) for r in np.flatnonzero(~warp_rows)}
-    ordered_time = time[order]
-    for i in np.flatnonzero((before > 0) | (after > 0)):
-        for r in (rows_of_warp.get(int(ring[i]) // WARP), rows_of_lane.get(int(ring[i]))):
-            if r is None:
-                continue
-            low, high = int(starts[r]), int(starts[r + 1])
-            times = ordered_time[low:high]
-            mine = row_of[i] == r
-            if before[i]:
-                p = int(previous[i])
-                first = low if p < 0 else int(place[p]) + 1 if row_of[p] == r else (
-                    low + int(np.searchsorted(times, time[p], side="left")))
-                # The next record of another row than the one that tells of the loss may follow it as well.
-                last = int(place[i]) + 1 if mine else low + int(np.searchsorted(times, time[i], "right")) + 1
-                gap[first:min(last, high)] = True
-                tail[r] |= last > high
-            if after[i]:
-                first = int(place[i]) + 1 if mine else low + int(np.searchsorted(times, time[i], "left"))
-                gap[first:high] = True
-                tail[r] = True
-    return gap, tail, lost
 
 
 def rebase_per_sm(trace: Trace) -> Trace:

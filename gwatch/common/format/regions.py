@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from gwatch.common.format.records import I32, I64, Bools, Trace, ordering
+from gwatch.common.format.losses import I32, I64, Bools, ordering
+from gwatch.common.format.records import Trace
 from gwatch.errors import SiteError
 
 PAIRINGS = ("nested", "fifo")
@@ -122,7 +123,7 @@ def pair(trace: Trace, regions: tuple[Region, ...]) -> tuple[Intervals, tuple[Pa
     end = np.maximum(start, trace.time[closed])
     # Records are ordered by row and time: sorting by the entry's place merges the regions' sorted lists.
     order = np.argsort(opened, kind="stable")
-    if (np.diff(opened[order]) == 0).any() or _falls(row[order], start[order]):
+    if (np.diff(opened[order]) == 0).any() or falls(row[order], start[order]):
         order = np.lexsort((which, -end, start, row))
     row, start, end = row[order], start[order], end[order]
     depth = _depths(row, start, end)
@@ -130,7 +131,7 @@ def pair(trace: Trace, regions: tuple[Region, ...]) -> tuple[Intervals, tuple[Pa
             tuple(p[2] for p in paired))
 
 
-def _falls(row: I64, time: I64) -> bool:
+def falls(row: I64, time: I64) -> bool:
     """Does a time within a row lie before the one ahead of it?"""
     return bool(((row[1:] == row[:-1]) & (time[1:] < time[:-1])).any())
 

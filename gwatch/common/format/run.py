@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from gwatch.common.format import analysis as tables
-from gwatch.common.format.records import I32, Geometry, Trace, from_records, from_rows, rebase_per_sm, triple
+from gwatch.common.format.losses import I32
+from gwatch.common.format.records import Geometry, Trace, from_records, from_rows, rebase_per_sm, triple
 from gwatch.common.format.regions import Intervals, PairCounts, Region, pair, parse_regions
 from gwatch.common.format.scopes import from_scopes, is_scope_shape
 from gwatch.common.format.verdict import Verdict, judge

@@ -8,7 +8,8 @@ from urllib.parse import quote, unquote
 
 import numpy as np
 
-from gwatch.common.format.records import I64, WARP, Bools, Rows, Trace
+from gwatch.common.format.losses import I64, WARP, Bools
+from gwatch.common.format.records import Rows, Trace
 from gwatch.common.format.run import Run
 from gwatch.errors import TraceError
 

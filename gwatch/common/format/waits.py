@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from gwatch.common.format import analysis as tables
-from gwatch.common.format.records import I64
+from gwatch.common.format.losses import I64
 from gwatch.common.format.run import Run
 
 
@@ -89,9 +89,11 @@ def wait_table(run: Run) -> list[dict[str, Any]]:
     releaser = np.where(released, waits.released_by, 0)
     by_role = np.where(released, role[iv.row[releaser]], -1)
     by_scope = np.where(released, run.scope[releaser], -1)
-    key = np.stack([role[waits.row], waits.before, waits.after, by_role, by_scope], axis=1)
-    kinds, index = np.unique(key, axis=0, return_inverse=True)
+    sizes = (len(names) + 1, len(run.labels), len(run.labels), len(names) + 1, len(run.labels) + 1)
+    parts = (role[waits.row] + 1, waits.before, waits.after, by_role + 1, by_scope + 1)
+    keys, index = np.unique(np.ravel_multi_index(parts, sizes), return_inverse=True)
     index = index.reshape(-1)
+    kinds = np.stack(np.unravel_index(keys, sizes), axis=1) - (1, 0, 0, 1, 1)
     length = waits.end - waits.start
     table = []
     for k, (who, before, after, other, scope) in enumerate(kinds.tolist()):
