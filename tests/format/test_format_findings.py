@@ -108,6 +108,22 @@ def test_figures_near_the_clocks_step_or_the_records_cost_are_marked():
     assert codes(result) == []
 
 
+def test_a_diverged_warp_is_marked():
+    result = pipeline()
+    records = result["records"]
+    mine = (records["site"] == 3) & (records["warp"] % 4 == 2)
+    # Another lane leaves than entered; both number their own records.
+    order = np.lexsort((records["time"], records["warp"]))
+    records["lane"][mine] = 5
+    for lane in (0, 5):
+        for warp in np.unique(records["warp"]):
+            part = order[(records["warp"][order] == warp) & (records["lane"][order] == lane)]
+            records["sequence"][part] = np.arange(len(part))
+    found = findings(run_of(result, REGIONS[:2], {"load": "Copy", "math": "Math"}))
+    assert [(f.code, f.evidence["scope"]) for f in found] == [("diverged", "math")]
+    assert 0.3 < found[0].evidence["share"] < 0.4
+
+
 def test_nothing_is_found_where_nothing_is_paired():
     assert findings(run_of(specialised())) == []
 

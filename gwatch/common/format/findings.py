@@ -39,6 +39,8 @@ TIMER_STEP_NS = 32
 """Step of the ns timer where the trace does not tell (32 ns on the H200)."""
 STEPS = 3
 """A scope whose median is below this many timer steps is measured too coarsely."""
+DIVERGED_SHARE = 0.01
+"""Part of a region's warp intervals that begin and end in different lanes."""
 PROBE_SHARE = 0.25
 """Part of a scope's median that the record at its end may cost."""
 
@@ -62,8 +64,8 @@ def findings(run: Run) -> list[Finding]:
         return []
     slow = list(_slow_blocks(run))
     uneven = _uneven_rows(run, [f.evidence["block"] for f in slow])
-    found = [*slow, *uneven, *_role_waits(run), *_tail(run), *_spread(run), *_resolution(run),
-             *_probe_cost(run)]
+    found = [*slow, *uneven, *_role_waits(run), *_tail(run), *_spread(run), *_resolution(run), *_probe_cost(run),
+             *_diverged(run)]
     return sorted(found, key=lambda f: (-f.weight, f.code, f.text))
 
 
@@ -198,3 +200,17 @@ def _probe_cost(run: Run) -> Iterator[Finding]:
             yield Finding("probe-cost", f"a record costs {float(cost):.0f} cycles, {s['scope_label']} takes "
                           f"{duration(s['p50'], run.unit)} (median): its figures are mostly the recording", 0.0,
                           {"scope": s["scope_label"], "p50": s["p50"], "cost": float(cost)})
+
+
+def _diverged(run: Run) -> Iterator[Finding]:
+    """A converged warp elects the same lane again; other lanes mean that groups of lanes went separate ways."""
+    iv, lane = run.intervals, run.trace.lane
+    warps = run.trace.rows.lane[iv.row] < 0
+    other = warps & (lane[iv.opened] != lane[iv.closed])
+    for k in np.unique(run.scope[other]).tolist():
+        mine = run.scope == k
+        share = int((mine & other).sum()) / int((mine & warps).sum())
+        if share >= DIVERGED_SHARE:
+            yield Finding("diverged", f"{run.labels[k]}: {share:.0%} of its warp intervals begin and end in different "
+                          "lanes; the warp may be diverged there: trace these sites per thread", 0.0,
+                          {"scope": run.labels[k], "share": share})

@@ -119,7 +119,7 @@ def payload(run: Run) -> tuple[dict[str, Any], str]:
     sites = {str(s.get("site_id", i)): [str(s.get("line") or ""), str(s.get("instruction") or "")]
              for i, s in enumerate(run.sites)}
     meta = {
-        "kernel": run.kernel, "tag": kernel_tag(run.kernel), "unit": run.unit, "t_min": t_min,
+        "kernel": run.kernel, "tag": kernel_tag(run.kernel), "unit": run.unit,
         "span": t_max - t_min, "granularity": run.granularity, "block_size": run.geometry.block_size,
         "warps_per_block": run.geometry.warps_per_block, "grid": list(run.geometry.grid), "roles": names,
         "scopes": scopes, "sites": sites, "typical_block": typical_block(run),
