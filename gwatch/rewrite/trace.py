@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from gwatch.cuda.binary.kernel import KernelDef
     from gwatch.rewrite.result import Rewritten
     from gwatch.rewrite.rewriter import Rewriter
+    from gwatch.rewrite.surroundings import Surroundings
 
 SPECIALS = ("activemask", "ns", "ns:64")
 
@@ -285,15 +286,30 @@ def _check_sites(rewriter: Rewriter, sites: Sequence[SassTraceSite]) -> None:
             )
         if site.value_reg is None:
             continue
-        wanted = set(range(site.value_reg, site.value_reg + site.value_width_bits // 32))
-        if site.value_is_uniform:
-            if not wanted <= around.named("UR"):
-                raise SiteError("site-register", f"{where}: {kernel.name} does not use UR{max(wanted)}")
-        elif max(wanted) > kernel.register_count - 3:
+        file = "UR" if site.value_is_uniform else "R"
+        wanted = range(site.value_reg, site.value_reg + site.value_width_bits // 32)
+        if file == "R" and wanted[-1] > kernel.register_count - 3:
             raise SiteError(
                 "site-register",
-                f"{where}: {kernel.name} has R0 to R{kernel.register_count - 3}, not R{max(wanted)}",
+                f"{where}: {kernel.name} has R0 to R{kernel.register_count - 3}, not R{wanted[-1]}",
             )
+        for register in wanted:
+            if not _may_be_written(around, file, register, site.insert_index):
+                raise SiteError(
+                    "site-register",
+                    f"{where}: nothing has written {file}{register} by then",
+                    "choose a later site",
+                )
+
+
+def _may_be_written(around: Surroundings, file: str, register: int, index: int) -> bool:
+    """Whether some path to ``index`` writes the register, or enters where it may hold an argument or
+    result."""
+    cfg = around.cfg
+    sources = [*around.view.writers(file, register).tolist(), *around.leaves]
+    starts = [after for source in sources for after in cfg.successors(source)]
+    starts += [entry for entry in cfg.entries if entry]
+    return bool(cfg.reachable(starts)[index])
 
 
 def _site_map(

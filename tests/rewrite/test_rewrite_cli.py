@@ -19,7 +19,7 @@ from gwatch.rewrite.ringfile import ring_file_prefix
 from gwatch.rewrite.sitemap import NOTE_NAME, SiteMap
 from gwatch.rewrite.trace import SassTraceSite, plan_trace
 
-SITES = ["12", "0x110,reg=R8:64", "line:matmul.cu:29@first", "op:BAR.SYNC@first,warp", "40,smid"]
+SITES = ["12", "0x110,reg=R4:64", "line:matmul.cu:29@first", "op:BAR.SYNC@first,warp", "40,smid"]
 
 
 def arguments(output: Path, *extra: str) -> list[str]:
@@ -49,7 +49,7 @@ def test_the_report_says_what_was_done(tmp_path: Path, capsys: pytest.CaptureFix
     site_map = SiteMap.from_bytes(note)
     assert site_map == SiteMap.from_json(json.loads((tmp_path / "out.map.json").read_text()))
     assert [site.index for site in site_map.sites] == [12, 17, 43, 42, 40]
-    assert [site.value for site in site_map.sites] == ["none", "R8:64", "none", "none", "smid"]
+    assert [site.value for site in site_map.sites] == ["none", "R4:64", "none", "none", "smid"]
     code = Cubin.from_bytes(out.read_bytes()).get_kerneldef_by_name("matmul")
     original = Cubin.from_file(MATMUL).get_kerneldef_by_name("matmul")
     for site in site_map.sites:
@@ -86,6 +86,8 @@ def test_listing(capsys: pytest.CaptureFixture[str]) -> None:
         (["--site", "3,reg=R30"], "site-register"),
         (["--site", "3,reg=R29:64"], "site-register"),
         (["--site", "3,reg=UR40"], "site-register"),
+        (["--site", "0,reg=R5"], "site-register"),
+        (["--site", "42,reg=R1:64"], "site-register"),
         (["--site", "3", "--depth", "0"], "trace-depth"),
         (["--site", "3,reg=R4:64", "--duration-ns", "5e9"], "trace-too-long"),
         (["--site", "3", "--exclude", "Q3"], "site-syntax"),

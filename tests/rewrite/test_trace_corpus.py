@@ -26,6 +26,7 @@ REFUSALS = {
     "relocatable-object",
     "setmaxnreg",
     "site-collective",
+    "site-register",
     "uniform-guard",
     "uniform-registers",
     "value-not-ready",
