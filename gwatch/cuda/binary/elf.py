@@ -26,23 +26,16 @@ SHT_NOTE = 7
 SHT_NOBITS = 8
 SHT_REL = 9
 SHT_PROGBITS = 1
-ET_REL = 1
 ET_EXEC = 2
 NO_BYTES = frozenset({0, SHT_NOBITS, 0x70000007, 0x7000000A, 0x70000015})
 """Section types without file contents: NULL, NOBITS and CUDA's own for .nv.global, .nv.shared, reserved
 shared memory (seen in relocatable objects and Mercury copies)."""
-SHF_WRITE = 1
 SHF_ALLOC = 2
 SHF_EXECINSTR = 4
-SHF_MERCURY = 0x10000000
-"""Processor-specific section flag carried by the Mercury copies in sm_100+ cubins (``.nv.merc.*``,
-``.nv.capmerc.*``)."""
 PT_LOAD = 1
-PT_PHDR = 6
 STT_OBJECT = 1
 STT_FUNC = 2
 STT_SECTION = 3
-STB_LOCAL = 0
 STB_GLOBAL = 1
 STO_CUDA_ENTRY = 0x10
 """Bit of ``st_other`` that marks a kernel (entry) symbol."""
@@ -74,10 +67,6 @@ class Header:
     shentsize: int
     shnum: int
     shstrndx: int
-
-    @property
-    def osabi(self) -> int:
-        return self.ident[7]
 
     @property
     def abi_version(self) -> int:

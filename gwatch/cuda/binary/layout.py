@@ -50,12 +50,12 @@ class Editor:
         self.elf = elf
         self._sections: list[Section] = list(elf.sections)
         self._segments: list[Segment] = list(elf.segments)
+        self._new_segments: dict[int, int] = {}
         self._symbols: list[Symbol] | None = None
         self._new_names: dict[int, str] = {}
         self._contents: dict[tuple[int, int], bytes] = {}
         self._appended: list[tuple[int, bytes, int | None]] = []
         self._symbol_names: dict[int, str] = {}
-        self._flags = elf.header.flags
 
     # what to change -----------------------------------------------------------------------------------------
 
@@ -81,10 +81,6 @@ class Editor:
     def set_section(self, index: int, **fields: int) -> None:
         """Change header fields (``info``, ``link``, ``flags``, ``align`` ...) of a section."""
         self._sections[index] = replace(self._sections[index], **fields)  # type: ignore[arg-type]
-
-    def set_flags(self, flags: int) -> None:
-        """Set ``e_flags``."""
-        self._flags = flags
 
     def set_symbol(self, index: int, *, value: int, size: int) -> None:
         """Move or resize a symbol."""
@@ -121,7 +117,8 @@ class Editor:
 
     def append_segment(self, kind: int, flags: int, section: int, align: int = 8) -> None:
         """Append a program header that covers one appended section (resolved when written)."""
-        self._segments.append(Segment(kind, flags, -section, 0, 0, 0, 0, align))
+        self._new_segments[len(self._segments)] = section
+        self._segments.append(Segment(kind, flags, 0, 0, 0, 0, 0, align))
 
     def _symbol_list(self) -> list[Symbol]:
         if self._symbols is None:
@@ -137,7 +134,7 @@ class Editor:
         self._write_names()
         self._write_symbols()
         image = _Layout(
-            self.elf, self._sections, self._segments, self._contents, self._appended, self._flags
+            self.elf, self._sections, self._segments, self._new_segments, self._contents, self._appended
         ).build()
         Elf(image, self.elf.what)
         return image
@@ -185,10 +182,16 @@ def _round_up(value: int, step: int) -> int:
 class _Layout:
     """One run of the layout rule."""
 
-    def __init__(self, elf: Elf, sections: list[Section], segments: list[Segment],
-                 contents: dict[tuple[int, int], bytes], appended: list[tuple[int, bytes, int | None]],
-                 flags: int) -> None:  # fmt: skip
-        self.elf, self.sections, self.segments, self.flags = elf, sections, segments, flags
+    def __init__(
+        self,
+        elf: Elf,
+        sections: list[Section],
+        segments: list[Segment],
+        new_segments: dict[int, int],
+        contents: dict[tuple[int, int], bytes],
+        appended: list[tuple[int, bytes, int | None]],
+    ) -> None:
+        self.elf, self.sections, self.segments, self.new_segments = elf, sections, segments, new_segments
         self.contents, self.appended = contents, appended
         header = elf.header
         aligns = [s.align for s in sections if s.index >= len(elf.sections) or s.in_file]
@@ -290,20 +293,20 @@ class _Layout:
             # Extended numbering: the size field of section 0 holds the count.
             struct.pack_into("<Q", out, shoff + 32, count)
         phoff = self._moved(header.phoff) if header.phnum else header.phoff
-        raw_header[5], raw_header[6], raw_header[7] = phoff, shoff, self.flags
+        raw_header[5], raw_header[6] = phoff, shoff
         raw_header[10] = len(self.segments) if header.phnum else raw_header[10]
         EHDR.pack_into(out, 0, *raw_header)
         for position, segment in enumerate(self.segments):
-            moved = self._segment(segment, sections, phoff)
+            moved = self._segment(position, segment, sections, phoff)
             PHDR.pack_into(
                 out, phoff + position * PHDR.size, moved.type, moved.flags, moved.offset, moved.vaddr,
                 moved.paddr, moved.file_size, moved.memory_size, moved.align,
             )  # fmt: skip
 
-    def _segment(self, segment: Segment, sections: list[Section], phoff: int) -> Segment:
+    def _segment(self, position: int, segment: Segment, sections: list[Section], phoff: int) -> Segment:
         header = self.elf.header
-        if segment.offset < 0:
-            section = sections[-segment.offset]
+        if position in self.new_segments:
+            section = sections[self.new_segments[position]]
             return replace(segment, offset=section.offset, file_size=section.size, memory_size=section.size)
         end = segment.offset + segment.file_size
         if segment.offset == header.phoff and segment.file_size == header.phnum * PHDR.size:
@@ -327,10 +330,3 @@ class _Layout:
             file_size=size,
             memory_size=max(0, segment.memory_size + size - segment.file_size),
         )
-
-
-def section_named(elf: Elf, prefixes: tuple[str, ...]) -> list[Section]:
-    """Sections whose name starts with one of ``prefixes`` and that occupy bytes of the file, in file
-    order."""
-    found = [s for s in elf.sections if s.in_file and s.name.startswith(prefixes)]
-    return sorted(found, key=lambda s: s.offset)

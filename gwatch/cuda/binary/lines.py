@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from bisect import bisect_right
 from dataclasses import dataclass, replace
 
 from gwatch.cuda.binary.dwarf import line_headers
@@ -47,11 +46,6 @@ class LineTable:
     """Rows of one code section by address; empty where the cubin has none."""
 
     rows: tuple[LineRow, ...]
-
-    def row_at(self, address: int) -> LineRow | None:
-        """The row that covers a byte address, or None."""
-        position = bisect_right(self.rows, address, key=lambda row: row.address) - 1
-        return self.rows[position] if position >= 0 and address < self.rows[position].end else None
 
     def by_address(self, size: int) -> dict[int, tuple[str, int]]:
         """Instruction address -> (file, line), for addresses below ``size`` bytes."""

@@ -82,15 +82,6 @@ class Attr(IntEnum):
     NVSAL_SW_WAR = 0x6B
 
 
-class Map(IntEnum):
-    """Which address map an offset follows when code is inserted."""
-
-    PLACE = 0
-    """The instruction itself."""
-    TARGET = 1
-    """The first instruction inserted before it."""
-
-
 @dataclass(frozen=True, slots=True)
 class Shape:
     """Payload layout of an offset-holding attribute: entries of ``stride`` words, the offset in word

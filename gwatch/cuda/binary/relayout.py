@@ -46,7 +46,7 @@ MAX_REGISTERS = 255
 _EXIT_OPCODE = 0x94D
 _R_64 = 2
 _R_LOW, _R_HIGH = 56, 57
-_R_CALL_REL_TEXT, _R_CALL = 58, 75
+_R_CALL_OLD, _R_CALL = 58, 75
 _ADDEND_TYPES = frozenset({_R_64, _R_LOW, _R_HIGH, _R_CALL})
 """RELA types whose addend is a plain byte offset from the symbol."""
 _DEBUG = (".debug_", ".nv_debug")
@@ -279,7 +279,7 @@ class _Mover:
             return
         at = entry.offset - entry.offset % INSTRUCTION_SIZE
         word = int.from_bytes(content[at : at + INSTRUCTION_SIZE], "little")
-        bits = {_R_LOW: (32, 32), _R_HIGH: (32, 32), _R_CALL_REL_TEXT: (34, 47)}.get(entry.type)
+        bits = {_R_LOW: (32, 32), _R_HIGH: (32, 32), _R_CALL_OLD: (34, 47)}.get(entry.type)
         if bits is None or word >> bits[0] & ((1 << bits[1]) - 1):
             raise UnsupportedError(
                 "relocation-type", f"relocation type {entry.type} in {target.name} points into {self.name}"
