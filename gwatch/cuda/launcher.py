@@ -15,6 +15,7 @@ from gwatch.cuda.arming import PatchedKernel, Ring
 from gwatch.cuda.binary.constants import read_note
 from gwatch.cuda.binary.cubin import Cubin
 from gwatch.cuda.binary.kernel import KernelDef
+from gwatch.cuda.capture import hooks
 from gwatch.cuda.driver import MAX_DYNAMIC_SHARED, driver
 from gwatch.cuda.xtrace.decode import Decoded, decode_ring
 from gwatch.errors import KernelError, LaunchError, TraceError
@@ -58,6 +59,8 @@ class Launcher:
             self.handle = self._patched.kernel
         else:
             library = self._driver.load_library(parsed.data)
+            # do_trace may be pointed at this launcher: it must find the code, hooks or no hooks.
+            hooks.images.loaded(library, parsed.data)
             self.handle = self._driver.library_kernel(library, self.kernel_def.name)
         self._ring: Ring | None = None
         self._events: tuple[int, int] | None = None

@@ -11,6 +11,13 @@ __device__ __forceinline__ uint32_t clock_low()
     return value;
 }
 
+__device__ __forceinline__ long long sm()
+{
+    uint32_t value;
+    asm volatile("mov.u32 %0, %%smid;" : "=r"(value));
+    return value;
+}
+
 struct none {
     __device__ none(uint2 *) {}
     __device__ void record(uint32_t) {}
@@ -49,9 +56,9 @@ struct warp_level {
     }
 };
 
-// The measured loop; cycles[warp] is what the whole loop took, by the warp's own clock.
+// The measured loop; spans[warp] is its first and last cycle and the SM, by the warp's own clock.
 template <class Recorder>
-__device__ __forceinline__ void chain(float *out, long long *cycles, uint2 *ring, int iterations, float x)
+__device__ __forceinline__ void chain(float *out, longlong4 *spans, uint2 *ring, int iterations, float x)
 {
     Recorder recorder(ring);
     float sum = threadIdx.x;
@@ -67,36 +74,36 @@ __device__ __forceinline__ void chain(float *out, long long *cycles, uint2 *ring
     const int t = blockIdx.x * blockDim.x + threadIdx.x;
     out[t] = sum;
     if (t % 32 == 0)
-        cycles[t / 32] = stop - start;
+        spans[t / 32] = make_longlong4(start, stop, sm(), 0);
 }
 
 extern "C" {
 
-__global__ void __launch_bounds__(1024) chain_plain(float *out, long long *cycles, uint2 *ring, int iterations, float x)
+__global__ void __launch_bounds__(1024) chain_plain(float *out, longlong4 *spans, uint2 *ring, int iterations, float x)
 {
-    chain<none>(out, cycles, ring, iterations, x);
+    chain<none>(out, spans, ring, iterations, x);
 }
 
 __global__ void __launch_bounds__(1024)
-    chain_thread_major(float *out, long long *cycles, uint2 *ring, int iterations, float x)
+    chain_thread_major(float *out, longlong4 *spans, uint2 *ring, int iterations, float x)
 {
-    chain<thread_major>(out, cycles, ring, iterations, x);
+    chain<thread_major>(out, spans, ring, iterations, x);
 }
 
 __global__ void __launch_bounds__(1024)
-    chain_slot_major(float *out, long long *cycles, uint2 *ring, int iterations, float x)
+    chain_slot_major(float *out, longlong4 *spans, uint2 *ring, int iterations, float x)
 {
-    chain<slot_major>(out, cycles, ring, iterations, x);
+    chain<slot_major>(out, spans, ring, iterations, x);
 }
 
 __global__ void __launch_bounds__(1024)
-    chain_warp_level(float *out, long long *cycles, uint2 *ring, int iterations, float x)
+    chain_warp_level(float *out, longlong4 *spans, uint2 *ring, int iterations, float x)
 {
-    chain<warp_level>(out, cycles, ring, iterations, x);
+    chain<warp_level>(out, spans, ring, iterations, x);
 }
 
 // Eight independent chains: the FMA pipe is busy every cycle once four warps a scheduler run.
-__global__ void __launch_bounds__(1024) issue_bound(float *out, long long *cycles, uint2 *ring, int iterations, float x)
+__global__ void __launch_bounds__(1024) issue_bound(float *out, longlong4 *spans, uint2 *ring, int iterations, float x)
 {
     float s[8];
 #pragma unroll
@@ -112,25 +119,22 @@ __global__ void __launch_bounds__(1024) issue_bound(float *out, long long *cycle
     const int t = blockIdx.x * blockDim.x + threadIdx.x;
     out[t] = s[0] + s[1] + s[2] + s[3] + s[4] + s[5] + s[6] + s[7];
     if (t % 32 == 0)
-        cycles[t / 32] = stop - start;
+        spans[t / 32] = make_longlong4(start, stop, sm(), 0);
 }
 
-// A grid-stride copy of 16-byte elements, four in flight a thread.
-__global__ void __launch_bounds__(512) copy(const uint4 *__restrict__ from, uint4 *__restrict__ to, long long n)
+// A copy of 16-byte elements: a CTA moves one tile at a time, eight elements in flight a thread.
+__global__ void __launch_bounds__(256) copy(const uint4 *__restrict__ from, uint4 *__restrict__ to, long long n)
 {
-    const long long stride = (long long)gridDim.x * blockDim.x;
-    long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
 #pragma unroll 1
-    for (; i + 3 * stride < n; i += 4 * stride) {
-        const uint4 a = from[i], b = from[i + stride], c = from[i + 2 * stride], d = from[i + 3 * stride];
-        to[i] = a;
-        to[i + stride] = b;
-        to[i + 2 * stride] = c;
-        to[i + 3 * stride] = d;
+    for (long long i = (long long)blockIdx.x * 2048 + threadIdx.x; i < n; i += (long long)gridDim.x * 2048) {
+        uint4 v[8];
+#pragma unroll
+        for (int k = 0; k < 8; ++k)
+            v[k] = __ldcs(from + i + k * 256);
+#pragma unroll
+        for (int k = 0; k < 8; ++k)
+            __stcs(to + i + k * 256, v[k]);
     }
-#pragma unroll 1
-    for (; i < n; i += stride)
-        to[i] = from[i];
 }
 
 } // extern "C"

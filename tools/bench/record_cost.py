@@ -3,10 +3,10 @@
 
     python tools/bench/record_cost.py [--json] [--quick]
 
-For each shape (warps alone, and full machine) it prints the extra cycles per loop trip, by the warps' own cycle
-counters, of hand-written CUDA recorders and of gwatch sites at the same place; then the bandwidth of a copy and the
-throughput of a tensor-core product with and without records. Shapes: 1 warp, 132 CTAs x 128 threads, 132 x 1024,
-264 x 1024. Each figure is the median over several alternating launches of (recorded - plain) / trips.
+For each shape (one warp to a full machine) it prints the extra cycles per loop trip, by the SMs' own cycle counters, of
+hand-written CUDA recorders and of gwatch sites at the same place; then the bandwidth of a copy and the throughput of a
+tensor-core product with and without records. Shapes: 1 warp, 132 CTAs x 128 threads, 132 x 1024, 264 x 1024. Each
+figure is the median over several alternating launches of (recorded - plain) / trips.
 """
 
 from __future__ import annotations
@@ -61,22 +61,27 @@ def loop_head(cubin: Cubin, kernel: str) -> int:
 
 
 class Loop:
-    """A kernel (out, cycles, ring, trips, x) of cost.cu, plain or patched, on one shape."""
+    """A kernel (out, spans, ring, trips, x) of cost.cu, plain or patched, on one shape."""
 
     def __init__(self, image: Any, kernel: str, shape: tuple[int, int], ring: Any) -> None:
         self.grid, self.block = shape
         threads = self.grid * self.block
         self.launcher = Launcher(image, kernel)
         self.patched = self.launcher.site_map is not None
-        self.cycles = cupy.zeros(threads // 32, cupy.int64)
+        self.spans = cupy.zeros((threads // 32, 4), cupy.int64)
         self.out = cupy.zeros(threads, cupy.float32)
-        self.arguments = (self.out, self.cycles, ring, np.int32(TRIPS), np.float32(0.999))
+        self.arguments = (self.out, self.spans, ring, np.int32(TRIPS), np.float32(0.999))
 
     def run(self, armed: bool = True) -> float:
-        """Mean cycles per trip of all warps."""
+        """Cycles per trip of one round of CTAs: the mean over SMs of (last stop - first start), by the SM's clock.
+
+        A mean over warps would mislead: the scheduler favours the older CTA, so the younger one's clock starts late.
+        """
         self.launcher.launch(self.grid, self.block, self.arguments, trace=self.patched and armed)
         cupy.cuda.Device().synchronize()
-        return float(self.cycles.get().mean()) / TRIPS
+        start, stop, sm, _ = self.spans.get().T
+        used = np.unique(sm)
+        return float(np.mean([stop[sm == i].max() - start[sm == i].min() for i in used])) / TRIPS
 
 
 def cost(plain: Loop, other: Loop, rounds: int, armed: bool = True) -> tuple[float, float]:
@@ -163,7 +168,7 @@ def copy_bandwidth(path: Path, rounds: int) -> dict[str, Any]:
     for _ in range(rounds):
         for name, launcher in launchers.items():
             target[...] = 0
-            launcher.launch(132 * 4, 512, (source, target, np.int64(elements)))
+            launcher.launch(132 * 8, 256, (source, target, np.int64(elements)))
             duration = launcher.duration_ms()
             assert duration is not None
             times[name].append(duration)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """How fast a trace is told: records to columns, analysis, JSON, page, text. Needs no GPU.
 
-    python tools/bench/report_speed.py [--records 1000000] [--json]
+python tools/bench/report_speed.py [--records 1000000] [--json]
 """
 
 from __future__ import annotations
@@ -21,8 +21,20 @@ import numpy as np
 from gwatch.cli.main import main as gwatch
 from gwatch.common.format import File, Section_IntraKernelTrace
 
-RECORD = np.dtype([("time", "<i8"), ("value", "<u8"), ("sequence", "<u4"), ("block", "<i4", (3,)), ("thread", "<i4"),
-                   ("warp", "<i4"), ("smid", "<i4"), ("site", "<i2"), ("lane", "u1"), ("warp_level", "?")])
+RECORD = np.dtype(
+    [
+        ("time", "<i8"),
+        ("value", "<u8"),
+        ("sequence", "<u4"),
+        ("block", "<i4", (3,)),
+        ("thread", "<i4"),
+        ("warp", "<i4"),
+        ("smid", "<i4"),
+        ("site", "<i2"),
+        ("lane", "u1"),
+        ("warp_level", "?"),
+    ]
+)
 PER_ROW = 62
 REGIONS = [(0, 1, "load"), (1, 2, "math"), (2, 0, "store")]
 
@@ -34,14 +46,25 @@ def made_up(records: int) -> dict[str, Any]:
     thread = np.repeat(np.arange(rows), PER_ROW)
     r = np.zeros(rows * PER_ROW, RECORD)
     r["thread"], r["block"][:, 0], r["warp"], r["lane"] = (
-        thread % 128, thread // 128, thread % 128 // 32, thread % 32)
+        thread % 128,
+        thread // 128,
+        thread % 128 // 32,
+        thread % 32,
+    )
     r["sequence"] = np.tile(np.arange(PER_ROW), rows)
     r["site"], r["smid"] = r["sequence"] % 3, thread // 128 % 132
     steps = rng.integers(40, 400, (rows, PER_ROW)).cumsum(axis=1) + rng.integers(0, 3000, rows)[:, None]
     r["time"] = 1_700_000_000_000_000_000 + steps.reshape(-1)
-    return {"kernel_prototype": "bench", "grid_dim": (rows // 128, 1, 1), "block_dim": (128, 1, 1),
-            "compile_results": {}, "records": r, "dropped": 0, "outputs": "identical",
-            "slowdown": {"median": 1.0, "noise": 0.0}}
+    return {
+        "kernel_prototype": "bench",
+        "grid_dim": (rows // 128, 1, 1),
+        "block_dim": (128, 1, 1),
+        "compile_results": {},
+        "records": r,
+        "dropped": 0,
+        "outputs": "identical",
+        "slowdown": {"median": 1.0, "noise": 0.0},
+    }
 
 
 def timed(call: Callable[[], Any]) -> tuple[float, Any]:
@@ -73,7 +96,9 @@ def measure(records: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--records", type=int, default=1_000_000)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()

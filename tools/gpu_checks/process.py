@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -18,6 +19,7 @@ import gwatch.libpygwatch as pygwatch
 from gpu_checks.frameworks import triton_matmul
 from gpu_checks.matmul import SIZE, TILE, Product, loop_index
 from gpu_checks.support import MATMUL, PROGRAM, ROOT, Facts, check, same, trace
+from gpu_checks.values import Trips, loop_counter
 from gwatch.cuda.binary.cubin import Cubin
 from gwatch.cuda.capture import hooks
 from gwatch.cuda.launcher import Launcher
@@ -118,35 +120,39 @@ def an_exception_in_fn_leaves_nothing_behind() -> Facts:
 
 @check("process")
 def a_broken_stall_is_noticed() -> Facts:
-    """Negative control: this check must fail a record whose election is used before it is there."""
-    product, blocks = Product(), SIZE // TILE
-    expected = SIZE * SIZE // 32 * (SIZE // TILE)
-    good = plan_trace(
-        MATMUL.cubin, "matmul", [SassTraceSite(loop_index(), warp_level=True)], clock="sm", depth=32
-    ).data
-    seen = {}
-    for name, image in (("good", good), ("broken", with_short_election(good))):
-        with Launcher(image) as launcher:
-            launcher.launch((blocks, blocks), (TILE, TILE), (product.a, product.b, product.c, np.int32(SIZE)))
-            decoded = launcher.collect()
-        seen[name] = len(decoded.records) + int(decoded.dropped.sum())
-    assert seen["good"] == expected, seen
-    assert seen["broken"] != expected, "a record with a broken stall passed"
-    return {**seen, "expected": expected}
+    """Negative control: a register recorded one cycle after it was written must come out wrong, and be seen to."""
+    work = Trips()
+    at, match = loop_counter()
+    register = int(next(group for group in match.groups() if group))
+    plan = plan_trace(
+        PROGRAM.cubin, "trips_kernel", [SassTraceSite(at + 1, value_reg=register)], clock="sm", depth=64
+    )
+    wrong = {}
+    for name, image in (("good", plan.data), ("broken", hurried(plan.data, register))):
+        with Launcher(image, "trips_kernel") as launcher:
+            launcher.launch(work.grid, work.block, (work.trips, work.table, work.out))
+            records = launcher.collect().records
+        same("trips output", work.expected(), work.out.get())
+        assert len(records) == int(work.trips.get().sum())
+        # The site is behind the increment.
+        wrong[name] = int((records["value"] != records["sequence"] + 1).sum())
+    assert wrong["good"] == 0, wrong
+    assert wrong["broken"] > 0, "a value read too early passed"
+    return {"wrong_values": wrong["broken"]}
 
 
-def with_short_election(image: bytes) -> bytes:
-    """A patched matmul in which the store's guard is read 3 cycles after the election instead of 13."""
-    definition = Cubin.from_bytes(image).get_kerneldef_by_name("matmul")
+def hurried(image: bytes, register: int) -> bytes:
+    """A patched trips_kernel in which a record copies ``register`` right behind the instruction that writes it."""
+    definition = Cubin.from_bytes(image).get_kerneldef_by_name("trips_kernel")
     texts = [i.str(flatten=True) for i in definition.list_instructions]
-    elect = next(i for i, text in enumerate(texts) if text.startswith("ELECT"))
-    store = next(i for i in range(elect, len(texts)) if "STG.E.EF" in texts[i])
-    for i in range(elect, store):
+    copy = next(i for i, text in enumerate(texts) if re.match(rf"MOV R\d+, R{register}\b", text))
+    written = max(i for i in range(copy) if re.match(rf"VIADD R{register}, |IADD3 R{register}, ", texts[i]))
+    for i in range(written, copy):
         word = int(definition.words[i][0]) | int(definition.words[i][1]) << 64
         # Stall 1 and "stay": the shortest distance the control word can say.
         short = (word & ~(0x1F << 105)) | 1 << 105 | 1 << 109
-        assert image.count(word.to_bytes(16, "little")) == 1
-        image = image.replace(word.to_bytes(16, "little"), short.to_bytes(16, "little"))
+        # The untouched copy of the code may hold the same word; only the first one is in the instrumented part.
+        image = image.replace(word.to_bytes(16, "little"), short.to_bytes(16, "little"), 1)
     return image
 
 

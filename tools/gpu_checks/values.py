@@ -79,14 +79,18 @@ def drops_are_counted_per_thread() -> Facts:
     return facts
 
 
+def loop_counter() -> tuple[int, re.Match[str]]:
+    """(index, match) of the instruction that steps the trip counter; a group of the match is its register."""
+    step = r"IADD3 R(\d+), R\1, 0x1, RZ|IMAD\.IADD R(\d+), R\2, 0x1, RZ|VIADD R(\d+), R\3, 0x1"
+    found = PROGRAM.find("trips_kernel", step)
+    assert len(found) == 1, f"the loop counter was not recognised: {len(found)} candidates"
+    return found[0]
+
+
 @check("values")
 def loop_counter_in_a_register() -> Facts:
     work = Trips()
-    loop = PROGRAM.find(
-        "trips_kernel", r"IADD3 R(\d+), R\1, 0x1, RZ|IMAD\.IADD R(\d+), R\2, 0x1, RZ|VIADD R(\d+), R\3, 0x1"
-    )
-    assert len(loop) == 1, f"the loop counter was not recognised: {len(loop)} candidates"
-    site, match = loop[0]
+    site, match = loop_counter()
     register = int(next(group for group in match.groups() if group))
     records = trace(
         work, "trips_kernel", [SassTraceSite(site, value_reg=register)], sass_per_thread_records=64
