@@ -385,3 +385,20 @@ def test_a_million_records_open_quickly_and_stay_usable(browser, tmp_path):
     })()""")
     assert spent < 6000
     assert browser.problems == []
+
+
+@needs_browser
+@pytest.mark.parametrize("events", [[], [(0, 100)], [(0, 100), (1, 100)], [(0, 7), (1, 7), (0, 7), (1, 9)],
+                                    [(1, 5), (0, 6)]], ids=["none", "one", "instant", "equal", "unpaired"])
+def test_tiny_traces_make_pages_without_errors(browser, tmp_path, events):
+    result = result_of({(0, 0): events}, (1, 1, 1), (32, 1, 1))
+    browser.open(page(tmp_path, result, regions=[(0, 1, "r")], roles=None))
+    assert browser.problems == []
+    if events:
+        browser.ask("document.querySelector('.time').focus()")
+        for key in ("+", "-", "ArrowLeft", "0", "z"):
+            browser.key(key)
+        box = browser.box(".time")
+        browser.drag(box["left"] + 200, box["top"] + 30, box["left"] + 500, box["top"] + 60)
+        assert browser.text(".state").startswith("1 row ")
+    assert browser.problems == []

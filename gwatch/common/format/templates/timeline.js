@@ -419,7 +419,8 @@ class Timeline {
 
   describe() {
     const s = this.selection, unit = this.meta.unit, total = this.data.rows;
-    const rows = this.rows.length === total ? `${total} rows` : `${this.rows.length} of ${total} rows`;
+    const noun = total === 1 ? "row" : "rows";
+    const rows = this.rows.length === total ? `${total} ${noun}` : `${this.rows.length} of ${total} ${noun}`;
     let text = `${rows} · ${duration(Math.round(this.t0), unit)} to ${duration(Math.round(this.t1), unit)}`;
     if (s) {
       text += ` · selected ${duration(Math.round(s.t1 - s.t0), unit)}`;
