@@ -34,6 +34,7 @@ LAYERS = [
     ("gwatch.cli", 6),
     ("gwatch.__main__", 6),
     ("gwatch.rewrite.__main__", 6),
+    ("gwatch.diff.__main__", 6),
 ]
 # Packages that may be imported by one module each (numpy excepted): everything else goes through that module.
 SINGLE_IMPORTER = {
@@ -55,6 +56,10 @@ def _module(path: Path) -> str:
     return name.removesuffix(".__init__")
 
 
+FILES = sorted(PACKAGE.rglob("*.py"))
+MODULES = {_module(path) for path in FILES}
+
+
 def _imports(path: Path) -> set[str]:
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
@@ -63,9 +68,10 @@ def _imports(path: Path) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative imports hide layers"
             assert node.module is not None
-            found.add(node.module)
-            if node.module.startswith("gwatch"):
-                found.update(f"{node.module}.{alias.name}" for alias in node.names)
+            for alias in node.names:
+                # `from package import module` depends on the module, `from module import name` on the module.
+                whole = f"{node.module}.{alias.name}"
+                found.add(whole if whole in MODULES else node.module)
     return found
 
 
@@ -75,9 +81,6 @@ def _layer(module: str) -> int | None:
         return exact[0]
     matching = [(len(name), height) for name, height in LAYERS if module.startswith(name + ".")]
     return max(matching)[1] if matching else None
-
-
-FILES = sorted(PACKAGE.rglob("*.py"))
 
 
 @pytest.mark.parametrize("path", FILES, ids=[_module(path) for path in FILES])
