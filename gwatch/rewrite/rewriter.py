@@ -19,7 +19,8 @@ from gwatch.rewrite.surroundings import Surroundings
 from gwatch.sass.arch import occupancy
 from gwatch.sass.cfg import Words
 from gwatch.sass.control import control_fields
-from gwatch.sass.hazards import Rewrite, check_rewrite
+from gwatch.sass.hazards import check_rewrite
+from gwatch.sass.integrity import Rewrite
 from gwatch.sass.isa import isa_for
 from gwatch.sass.latency import latency_for
 from gwatch.sass.motion import place_words, plan_layout

@@ -17,7 +17,7 @@ from gwatch.errors import HazardError, UnsupportedError
 from gwatch.sass.cfg import Cfg
 from gwatch.sass.control import NO_SCOREBOARD, Control
 from gwatch.sass.latency import LatencyTable, latency_class
-from gwatch.sass.scoreboards import Waits, readiness
+from gwatch.sass.scoreboards import Waits, producers, readiness
 from gwatch.sass.uses import CodeView, Use, WordFacts
 
 Key = tuple[str, int]
@@ -119,7 +119,7 @@ class Scheduler:
         self.read_board, self.write_board = read_board, write_board
         self.nop = nop
         self._ready: dict[tuple[int, Use, str], tuple[int, int]] = {}
-        self._settling: dict[tuple[str, str], int] = {}
+        self._landed: dict[tuple[int, Key], tuple[int, int]] = {}
 
     def schedule(self, runs: list[Run]) -> None:
         """Set every line's control word; may add NOP lines. Raises SiteError, HazardError or
@@ -262,7 +262,7 @@ class Scheduler:
         settle = line.joins or line.target is not None
         if settle:
             for (file, _), items in state.results.items():
-                when = max([when, *(at + self._settled(file, producer) for at, producer in items)])
+                when = max([when, *(at + self.latency.settled(producer, file) for at, producer in items)])
         for use in line.facts.reads():
             for key in keys(use):
                 if key in mine:
@@ -283,6 +283,10 @@ class Scheduler:
                         f"inserted line {line.text!r} writes {key[0]}{key[1]}, which belongs to the kernel",
                         "write to a virtual register (%r0, %p0, %ur0)",
                     )
+                if key in run.borrowed:
+                    wait, delay = self._kernel_overwrite(run.index, key)
+                    mask |= wait
+                    when = max(when, delay)
                 for at, producer in state.results.get(key, ()):
                     when = max(when, at + self.latency.overwrite(producer, use.file, name))
                 for board, pending in state.boards.items():
@@ -290,18 +294,29 @@ class Scheduler:
                         mask |= 1 << board
         return when, mask
 
-    def _settled(self, file: str, producer: str) -> int:
-        known = self._settling.get((file, producer))
-        if known is None:
-            known = self._settling[file, producer] = self.latency.settled(producer, file)
-        return known
-
     def _kernel_read(self, index: int, use: Use, name: str) -> tuple[int, int]:
         wanted = (index, use, name)
         if wanted not in self._ready:
             found = readiness(self.cfg, self.view, self.waits, self.latency, index, use, name)
             self._ready[wanted] = (found.wait_mask, found.delay)
         return self._ready[wanted]
+
+    def _kernel_overwrite(self, index: int, key: Key) -> tuple[int, int]:
+        """(wait mask, cycles) until the kernel's own writes of ``key`` have landed at ``index``."""
+        wanted = (index, key)
+        if wanted not in self._landed:
+            mask = delay = 0
+            for item in producers(self.cfg, self.view, self.waits, index, *key):
+                facts = self.view.facts(item.index)
+                board = int(self.view.control["write_scoreboard"][item.index])
+                if facts.kind == "fixed":
+                    delay = max(
+                        delay, self.latency.settled(latency_class(facts.opcode), key[0]) - item.distance
+                    )
+                elif not item.waited >> board & 1:
+                    mask |= 1 << board
+            self._landed[wanted] = (mask, delay)
+        return self._landed[wanted]
 
     def _issue(self, line: Line, when: int, mask: int, state: _State) -> None:
         """Record what ``line`` leaves behind and give it its control word (stall 1 for now)."""
@@ -333,7 +348,7 @@ class Scheduler:
             end = ends[run.index]
             # The kernel may write a register of its own right away: let every result land first.
             landing = [
-                at + self._settled(key[0], producer)
+                at + self.latency.settled(producer, key[0])
                 for key, items in end.results.items()
                 if key not in self.own
                 for at, producer in items

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from gwatch.cuda.binary import Cubin, KernelDef
     from gwatch.sass.isa import Isa
 
+NEVER_LANDS = 1000
 # Functions of the CUDA runtime that end the thread.
 NEVER_RETURN = frozenset({"__assertfail", "__trap"})
 
@@ -147,31 +148,35 @@ class Surroundings:
         return PredicateLiveness(self.cfg, self.view)
 
     def idle_predicates(self, index: int) -> list[int]:
-        """Predicates that code before instruction ``index`` may overwrite: their value isn't needed any more, and
-        no write of them can still be on its way.
+        """Predicates whose value isn't needed any more at instruction ``index``: first those that no write can still
+        be on its way to, then those that inserted code must wait for.
         """
         live = self.predicate_liveness.live_in(index)
-        return [
-            number
-            for number in reversed(range(self.isa.arch.predicate_true))
-            if not live >> number & 1 and self._settled(index, number)
+        ranked = [
+            (self._landing(index, number), -number)
+            for number in range(self.isa.arch.predicate_true)
+            if not live >> number & 1
         ]
+        return [-number for cost, number in sorted(ranked) if cost < NEVER_LANDS]
 
-    def _settled(self, index: int, predicate: int) -> bool:
+    def _landing(self, index: int, predicate: int) -> int:
+        """Issue cycles (or a scoreboard wait, counted as 20) until the predicate's last write has landed."""
         latency = latency_for(self.isa.arch.table)
         try:
             found = producers(self.cfg, self.view, self.waits, index, "P", predicate)
         except UnsupportedError:
-            return False
+            return NEVER_LANDS
+        cost = 0
         for item in found:
             facts = self.view.facts(item.index)
             board = int(self.view.control["write_scoreboard"][item.index])
             if facts.kind == "fixed":
-                if item.distance < latency.settled(latency_class(facts.opcode), "P"):
-                    return False
-            elif board == NO_SCOREBOARD or not item.waited >> board & 1:
-                return False
-        return True
+                cost = max(cost, latency.settled(latency_class(facts.opcode), "P") - item.distance)
+            elif facts.kind == "async" or board == NO_SCOREBOARD:
+                return NEVER_LANDS
+            elif not item.waited >> board & 1:
+                cost = max(cost, 20)
+        return cost
 
     def refuse(self, state: bool, twin: bool) -> None:
         """Raise UnsupportedError by name for what can't be rewritten yet."""

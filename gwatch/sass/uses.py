@@ -173,10 +173,11 @@ class CodeView:
     def _uses(self) -> Uses:
         return self.isa.uses(self.words)
 
-    def named(self, file: str) -> set[int]:
+    def named(self, file: str, certain: bool = False) -> set[int]:
         """All registers of ``file`` that some instruction of the section reads or writes.
 
-        Where the tables can't list a word's uses, what its text names counts, with up to 16 registers each.
+        Where the tables can't list a word's uses, what its text names counts, with up to 16 registers each, unless
+        only what is ``certain`` is asked for.
         """
         uses = self._uses
         chosen = uses.file == FILE_CODES[file]
@@ -184,7 +185,7 @@ class CodeView:
         out: set[int] = set()
         for start, length in np.unique(np.stack((first[chosen], count[chosen]), axis=1), axis=0).tolist():
             out.update(range(start, start + length))
-        for index in self.incomplete():
+        for index in [] if certain else self.incomplete():
             wide = _WIDEST if file in ("R", "UR") else 1
             for start in registers_in(self.facts(index).text).get(file, ()):
                 out.update(range(start, start + wide))

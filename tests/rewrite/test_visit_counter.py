@@ -6,9 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+from records import named
+
 from gwatch.cuda.binary import Cubin
 from gwatch.rewrite.verify import verify
-from records import named
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "examples"))
@@ -45,7 +46,14 @@ def test_the_example_proves_right_and_runs_as_a_program(corpus_sm90: list[Path],
     verify(with_constant, count_visits(image, kernel, 38))
     target = tmp_path / "out.cubin"
     done = subprocess.run(
-        [sys.executable, str(ROOT / "examples" / "visit_counter.py"), str(source), kernel, "0x26", str(target)],
+        [
+            sys.executable,
+            str(ROOT / "examples" / "visit_counter.py"),
+            str(source),
+            kernel,
+            "0x26",
+            str(target),
+        ],
         capture_output=True,
         text=True,
         check=False,

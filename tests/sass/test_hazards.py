@@ -14,7 +14,8 @@ from gwatch.errors import HazardError
 from gwatch.rewrite import Rewriter
 from gwatch.rewrite import rewriter as rewriter_module
 from gwatch.sass.control import Control
-from gwatch.sass.hazards import Rewrite, RewriteChecker, check_rewrite
+from gwatch.sass.hazards import RewriteChecker, check_rewrite
+from gwatch.sass.integrity import Rewrite
 from gwatch.sass.isa import Isa
 from gwatch.sass.latency import LatencyTable
 
@@ -174,6 +175,12 @@ def test_a_changed_original_a_kept_operand_and_a_spoilt_copy_are_caught(sound: C
     assert sound.kinds(sound.mutated(sound.rewrite.count, lambda word: word ^ 1 << 24)) == {"padding"}
     branch = int(sound.place[sound.branches[0]])
     assert "changed" in sound.kinds(sound.mutated(branch, lambda word: word ^ 1 << 116))
+
+
+def test_a_register_that_the_kernel_uses_is_not_the_snippet_s(sound: Case) -> None:
+    for file, number in (("R", 9), ("UR", 4), ("P", 0)):
+        shared = dataclasses.replace(sound.rewrite, own=sound.rewrite.own | {(file, number)})
+        assert "shared" in sound.kinds(shared)
 
 
 def test_reports_become_one_error(sound: Case) -> None:
