@@ -44,7 +44,7 @@ linear in its CTA, -1 for a warp-level record (``lane`` then is the lane that wa
 MIN_VISIT_CYCLES = 8
 """No lane makes records faster: the record's own instructions take longer to issue."""
 
-_BLOCK_SLOTS = 1 << 16
+_BLOCK_SLOTS = 1 << 15
 _MAX_PAIRS = 1 << 19
 _TYPICAL_NS_PER_CYCLE = 0.6
 # One timer step, and a bit.
