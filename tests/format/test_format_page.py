@@ -260,6 +260,22 @@ def test_a_wait_is_named_with_what_ended_before_it(browser, tmp_path):
 
 
 @needs_browser
+def test_a_site_in_the_table_picks_out_its_intervals(browser, tmp_path):
+    browser.open(page(tmp_path, specialised(blocks=8)))
+    before = counted(browser)
+    event = "document.querySelector('tr[data-site=\"2\"]').dispatchEvent(new PointerEvent('%s'))"
+    browser.ask(event % "pointerenter")
+    browser.frame()
+    during = counted(browser)
+    assert during["1"] == before["1"] > 10000
+    assert during["0"] < before["0"] / 10 and during["2"] < before["2"] / 10
+    browser.ask(event % "pointerleave")
+    browser.frame()
+    assert counted(browser) == before
+    assert browser.problems == []
+
+
+@needs_browser
 def test_zoom_pan_filter_order_and_legend(browser, tmp_path):
     browser.open(page(tmp_path, specialised(blocks=8)))
     browser.ask("document.querySelector('.all').click()")

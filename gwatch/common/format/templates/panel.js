@@ -50,8 +50,18 @@ class Panel extends Timeline {
       const t = (event.clientX - box.left - GUTTER) / (box.width - GUTTER) * this.span;
       this.window(t - half, t + half);
     };
+    this.linkSites();
     this.over.addEventListener("click", jump);
     this.over.addEventListener("pointermove", jump);
+  }
+
+  // A site in the table and its intervals in the picture point at each other.
+  linkSites() {
+    for (const row of this.root.querySelectorAll("tr[data-site]")) {
+      const focus = (site) => () => { this.focus = site; this.draw(); };
+      row.addEventListener("pointerenter", focus(+row.dataset.site));
+      row.addEventListener("pointerleave", focus(null));
+    }
   }
 
   key(event) {

@@ -13,6 +13,7 @@ class Timeline {
     this.top = 0;
     this.rowHeight = 0;
     this.selection = null;
+    this.focus = null;
     this.hover = null;
     this.queued = false;
     this.legend();
@@ -298,10 +299,12 @@ class Timeline {
         if (a + wide <= lastX[scope]) continue;
         lastX[scope] = a + wide;
         const inset = height >= 10 ? Math.min(data.depth[m] * step, height - 6) : 0;
+        c.globalAlpha = this.focus === null || meta.scopes[scope].sites.includes(this.focus) ? 1 : 0.18;
         c.fillStyle = colours.ink[ink(scope)];
         // A hair of the row's ground between neighbours keeps back-to-back intervals apart.
         const body = wide > 4 ? wide - 1 : wide;
         c.fillRect(a, y + pad + inset, body, Math.max(1, height - 2 * pad - inset));
+        c.globalAlpha = 1;
         const nested = m + 1 < data.first[r + 1] && data.depth[m + 1] > data.depth[m];
         const free = nested ? GUTTER + (data.start[m + 1] - this.t0) * scale - a : wide;
         if (seen && height >= 15 && free > 36) this.label(c, scope, a, y + inset, free, height - inset);
