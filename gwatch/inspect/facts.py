@@ -218,7 +218,7 @@ def _spills(view: CubinView, records: Iterable[Attribute], code: Code) -> tuple[
         for kind in record.words[::2]
         if kind == _SPILL
     )
-    if marked or not len(local):
+    if marked or view.marks_spills or not len(local):
         return marked, True, len(local)
     slots = sum(1 for text in code.texts_at(local) if _STACK_SLOT.search(text))
     return slots, False, len(local)

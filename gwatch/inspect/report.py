@@ -24,7 +24,7 @@ SCHEMA = Path(__file__).resolve().parent / "schema.json"
 
 @dataclass(slots=True)
 class KernelReport:
-    """One kernel: facts, and what else was asked for. ``sass`` is a listing, ``lines`` its source files."""
+    """One kernel: facts, and what else was asked for; ``files`` are its source files."""
 
     facts: KernelFacts
     files: tuple[str, ...] = ()
@@ -84,7 +84,7 @@ def load_schema() -> dict[str, Any]:
 
 
 def _image(image: ImageReport) -> dict[str, Any]:
-    return {
+    data: dict[str, Any] = {
         "path": image.path,
         "kind": image.kind,
         "also_at": list(image.also_at),
@@ -97,6 +97,9 @@ def _image(image: ImageReport) -> dict[str, Any]:
         "kernels": [kernel_json(kernel) for kernel in image.kernels],
         "violations": [violation.to_json() for violation in image.violations],
     }
+    if image.sass:
+        data["sass"] = image.sass
+    return data
 
 
 def kernel_json(kernel: KernelReport) -> dict[str, Any]:

@@ -12,6 +12,8 @@ from gwatch.cuda.binary.nvinfo import Attr, Attribute
 from gwatch.inspect.code import Code, code_of
 from gwatch.sass.arch import Arch
 
+FIRST_TO_MARK = (12, 8)
+"""First toolkit release whose ptxas writes ANNOTATIONS (seen over compiler output of 11.8 to 13.4)."""
 _RELEASE = re.compile(rb"release ([0-9]+\.[0-9]+), V([0-9.]+)")
 
 
@@ -99,3 +101,19 @@ class CubinView:
             if version is not None and len(version.words) == 1:
                 return f"{version.words[0] // 10}.{version.words[0] % 10}"
         return ""
+
+    @cached_property
+    def marks_spills(self) -> bool:
+        """Whether the compiler marked the spill code it made, so that no mark means no spill.
+
+        ptxas does since 12.8. Of cubins that went through nvlink, or don't say what made them, only those with marks
+        are known to have them.
+        """
+        note = self.cubin.elf.find(".note.nv.tkinfo")
+        content = self.cubin.elf.content(note) if note is not None else b""
+        match = _RELEASE.search(content)
+        if b"ptxas\0" in content and match is not None:
+            major, minor = match[1].split(b".")
+            if (int(major), int(minor)) >= FIRST_TO_MARK:
+                return True
+        return any(record.code == Attr.ANNOTATIONS for found in self._attributes.values() for record in found)
