@@ -8,11 +8,10 @@ yield        109      1 = stay with this warp, 0 = the issuer may prefer another
 write sb     110-112  scoreboard released when the result is written; 7 = none
 read sb      113-115  scoreboard released when the sources have been read; 7 = none
 wait mask    116-121  scoreboards that must be zero before this instruction issues
-reuse        122-124  operand positions a, b, c kept in the operand cache (shown as ``.reuse`` only with yield 1)
+reuse        122-125  operand positions a, b, c, d kept in the operand cache (shown as ``.reuse`` only with yield 1)
 ===========  =======  ==========================================================================================
 
-Bit 125 is part of the field in the hardware word and is 0 in all compiler output; :class:`Control` refuses it.
-Which combinations an opcode admits is part of its table (:mod:`gwatch.sass.isa`), not of this module.
+Bits 126 and 127 are 0 in every instruction. Which combinations an opcode admits is part of its table (:mod:`gwatch.sass.isa`), not of this module.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ NO_SCOREBOARD = 7
 SCOREBOARDS = 6
 
 _LIMITS = (("stall", 15), ("yield_flag", 1), ("write_scoreboard", 7), ("read_scoreboard", 7),
-           ("wait_mask", 63), ("reuse", 7))
+           ("wait_mask", 63), ("reuse", 15))
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +50,7 @@ class Control:
     def __post_init__(self) -> None:
         for name, limit in _LIMITS:
             value = getattr(self, name)
-            if not 0 <= value <= limit or (limit == 7 and value == 6 and name != "reuse"):
+            if not 0 <= value <= limit or (limit == 7 and value == 6):
                 raise EncodeError("control-range", f"control field {name} = {value} does not exist",
                                   f"{name} is 0..{limit}" + (" without 6" if "board" in name else ""))
 
@@ -81,14 +80,10 @@ class Control:
     def from_word(cls, word: int) -> Control:
         """The control word of a 128-bit instruction word.
 
-        Raises EncodeError ``[control-range]`` when the bits hold a value that does not exist (scoreboard 6,
-        bit 125 set): such a word is no instruction.
+        Raises EncodeError ``[control-range]`` when the bits hold a value that does not exist (scoreboard 6).
         """
         bits = word >> SHIFT
-        if bits >> 20 & 1:
-            raise EncodeError("control-range", f"control bit 125 of word {word:#034x} is set",
-                              "it is 0 in every instruction")
-        return cls(bits & 15, bits >> 4 & 1, bits >> 5 & 7, bits >> 8 & 7, bits >> 11 & 63, bits >> 17 & 7)
+        return cls(bits & 15, bits >> 4 & 1, bits >> 5 & 7, bits >> 8 & 7, bits >> 11 & 63, bits >> 17 & 15)
 
     def replace_in(self, word: int) -> int:
         """``word`` (128 bits) with its control word replaced by this one."""
@@ -104,6 +99,6 @@ def control_fields(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.void]:
     bits = (words[:, 1] >> np.uint64(SHIFT - 64)).astype(np.uint32)
     out = np.empty(len(words), dtype=CONTROL_DTYPE)
     for name, shift, mask in (("stall", 0, 15), ("yield_flag", 4, 1), ("write_scoreboard", 5, 7),
-                              ("read_scoreboard", 8, 7), ("wait_mask", 11, 63), ("reuse", 17, 7)):
+                              ("read_scoreboard", 8, 7), ("wait_mask", 11, 63), ("reuse", 17, 15)):
         out[name] = (bits >> np.uint32(shift)) & np.uint32(mask)
     return out

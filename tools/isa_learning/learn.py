@@ -387,7 +387,7 @@ class Learner:
                     members[label].append(word)
             guards[key] = (state.samples.words[0] if not state.samples.real else min(state.samples.real)) & ~GUARD
             for label, words in members.items():
-                for bit in range(3):
+                for bit in range(4):
                     step = max(1, len(words) // 4)
                     caches[key, label, bit] = [w | 1 << 122 + bit for w in words[::step][:5]]
         asked = [*guards.values(), *(w for ws in caches.values() for w in ws)]
@@ -399,7 +399,7 @@ class Learner:
         for key, state in self.states.items():
             for label, form in enumerate(state.model.forms if state.model else ()):
                 found = []
-                for bit in range(3):
+                for bit in range(4):
                     answers = {cut(t).reuse for w in caches.get((key, label, bit), ()) if (t := text[w]) is not None}
                     answers.discard(())
                     found.append(next(iter(answers))[0] if len(answers) == 1 and len(next(iter(answers))) == 1 else -1)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 
 from gwatch.errors import EncodeError
 from gwatch.sass.control import CONTROL_MASK
@@ -20,6 +21,7 @@ from gwatch.sass.isa.table import Table
 from gwatch.sass.isa.tree import Node
 
 SOLUTIONS = 64
+_FIXED = 0xFFF | 1 << KEY_BIT | 0xF << GUARD_SHIFT | CONTROL_MASK
 _STEPS = 4000
 
 
@@ -104,8 +106,26 @@ class Encoder:
                         if solved:
                             plans.append(Plan(key, form, solved, False))
             plans.sort(key=lambda p: not p.compiled)
+            for plan in plans:
+                rival = None if plan.compiled or plan.problem else self._rival(plan.key, cut)
+                if rival is not None:
+                    plan.problem = EncodeError(
+                        "encode-ambiguous", f"{'.'.join(cut.opcode)} {cut.skeleton} is in no compiler word, and opcodes "
+                        f"{plan.key.key:04x} and {rival.key:04x} may both print it", "give the whole word")
             self._plans[shape] = plans
         return plans
+
+    def _rival(self, key: Key, cut: Cut) -> Key | None:
+        """Another opcode of the mnemonic that nothing in its fixed words tells apart from ``key`` for this text."""
+        own = _constant_words(key)
+        for number in self.table.mnemonics.get(cut.opcode[0], ()):
+            other = self.table.key(number)
+            if other is None or other is key or all(f.skeleton != cut.skeleton for f in other.forms):
+                continue
+            words = {w for choice in other.opcode for label in choice.labels for w in label.split(".")}
+            if _constant_words(other) <= set(cut.opcode) and own <= words:
+                return other
+        return None
 
     def shapes(self, key: Key, form: Form) -> dict[tuple[tuple[str, ...], tuple[str, ...]], list[int]]:
         """Compiler words of a form by (opcode words, attachments)."""
@@ -198,26 +218,29 @@ class Encoder:
             if text not in choice.labels:
                 return []
             chosen.append((choice.node, choice.labels.index(text)))
-        words = [w for other in key.forms for w in other.shapes]
-        wanted = []
-        for node, label in chosen:
-            ways = list(tree.paths(node, label))
-            seen = [(mask, bits) for mask, bits in ways if any(w & mask == bits for w in words
-                                                               if tree.lookup(node, w) == label)]
-            wanted.append(seen or ways)
-        constraints = _intersect(wanted)
-        filled = 0
-        for value in form.values:
-            filled |= value.mask | (tree.tested_bits(value.name.node) if value.name else 0)
-        start = (key.key & 0xFFF) | (key.key >> 12) << KEY_BIT
-        solved = []
-        for mask, bits in constraints:
-            hidden = ~(mask | filled | 0xFFF | 1 << KEY_BIT | 0xF << GUARD_SHIFT | CONTROL_MASK) & (1 << 105) - 1
-            solved.append((start & ~mask | bits, hidden))
-        out = []
-        for word, hidden in solved:
-            out.append(word | self._hidden_bits(key, form, hidden, cut))
+        out: list[int] = []
+        for fields in product(*(range(len(v.fields)) if v.name is None else (-1,) for v in form.values)):
+            filled = 0
+            choices = list(chosen)
+            for value, number in zip(form.values, fields, strict=True):
+                if value.name is not None:
+                    filled |= tree.tested_bits(value.name.node)
+                else:
+                    filled |= value.fields[number].mask
+                    choices.append((value.node, number))
+            for mask, bits in _intersect([self._ways(key, node, label) for node, label in choices]):
+                hidden = ~(mask | filled | _FIXED) & (1 << 105) - 1
+                word = key.key & 0xFFF | key.key >> 12 << KEY_BIT
+                out.append(word & ~mask | bits | self._hidden_bits(key, form, hidden, cut))
         return list(dict.fromkeys(out))[:SOLUTIONS]
+
+    def _ways(self, key: Key, node: Node, label: int) -> list[tuple[int, int]]:
+        """Ways through a tree to ``label``: those that compiler words of the opcode take, else all."""
+        ways = list(tree.paths(node, label))
+        if len(ways) < 2:
+            return ways
+        words = [w for form in key.forms for w in form.shapes if tree.lookup(node, w) == label]
+        return [(mask, bits) for mask, bits in ways if any(w & mask == bits for w in words)] or ways
 
     def _hidden_bits(self, key: Key, form: Form, hidden: int, cut: Cut) -> int:
         """What compiler words have in the ``hidden`` bits."""
@@ -264,7 +287,8 @@ class Encoder:
                     for choice in (*key.opcode, *form.attachments):
                         mask |= tree.pinned_bits(choice.node, word)
                     for value in form.values:
-                        mask |= value.mask | tree.pinned_bits(value.node, word)
+                        place = value.field_of(word)
+                        mask |= (place.mask if place else 0) | tree.pinned_bits(value.node, word)
                         if value.name is not None:
                             mask |= tree.pinned_bits(value.name.node, word)
                     rows.append((word, mask))
@@ -290,6 +314,10 @@ class Encoder:
                                f"nearest form: {_nearest(cut.skeleton, skeletons)}")
         return EncodeError("form-unknown", f"{mnemonic} has no form with these modifiers and operand marks: {body!r}",
                            "known opcode words: " + " ".join(sorted(words))[:200])
+
+
+def _constant_words(key: Key) -> set[str]:
+    return {w for choice in key.opcode if len(choice.labels) == 1 for w in choice.labels[0].split(".")}
 
 
 def _assign(choices: list[Choice], opcode: tuple[str, ...]) -> list[int] | None:
