@@ -72,27 +72,32 @@ class Holder:
                 return [None]
             half = len(words) // 2
             return self._batch(words[:half]) + self._batch(words[half:])
-        found: list[Marks | None] = [None] * len(words)
-        columns: list[tuple[str, int, int, int]] = []
-        names: list[tuple[int, str]] = []
-        for line in listing.splitlines():
-            at = line.find("// |")
-            if at < 0:
-                continue
-            table = line[at + 3:]
-            if "GPR" in table or "PRED" in table:
-                names = [(m.start(), m[0]) for m in re.finditer(r"[A-Z]+", table)]
-                edges = [m.start() for m in re.finditer(r"\|", table)]
-                continue
-            if "#" in table and ":" not in table and not columns:
-                columns = _columns(table, names, edges)
-                continue
-            match = _ROW.match(line)
-            if match and columns:
-                index = int(match[1], 16) // 16
-                if index < len(words):
-                    found[index] = _marks(table, columns)
-        return found
+        marks = parse_marks(listing)
+        return [marks.get(index) for index in range(len(words))]
+
+
+def parse_marks(listing: str) -> dict[int, Marks]:
+    """Marks per instruction index of a ``-plr`` listing with one kernel."""
+    found: dict[int, Marks] = {}
+    columns: list[tuple[str, int, int, int]] = []
+    names: list[tuple[int, str]] = []
+    edges: list[int] = []
+    for line in listing.splitlines():
+        at = line.find("// |")
+        if at < 0:
+            continue
+        table = line[at + 3:]
+        if "GPR" in table or "PRED" in table:
+            names = [(m.start(), m[0]) for m in re.finditer(r"[A-Z]+", table)]
+            edges = [m.start() for m in re.finditer(r"\|", table)]
+            continue
+        if "#" in table and ":" not in table and not columns:
+            columns = _columns(table, names, edges)
+            continue
+        match = _ROW.match(line)
+        if match and columns:
+            found[int(match[1], 16) // 16] = _marks(table, columns)
+    return found
 
 
 def _columns(table: str, names: list[tuple[int, str]], edges: list[int]) -> list[tuple[str, int, int, int]]:
