@@ -217,7 +217,7 @@ def plan_trace(
     Sites at one index run in list order. Raises SiteError, TraceError, RegisterPressureError,
     UnsupportedError, EncodeError or HazardError before anything is made.
     """
-    from gwatch.cuda.binary.constants import add_constant3, add_note
+    from gwatch.cuda.binary.constants import add_constant3, add_note, read_note
     from gwatch.cuda.binary.cubin import Cubin as CubinType
     from gwatch.rewrite import builtin
     from gwatch.rewrite.rewriter import ENTRY, Rewriter
@@ -234,6 +234,12 @@ def plan_trace(
         )
     name = kernel if isinstance(kernel, str) else kernel.name
     cubin.get_kerneldef_by_name(name)
+    if read_note(cubin.data, NOTE_NAME) is not None:
+        raise UnsupportedError(
+            "already-patched",
+            f"{cubin.name} already records sites of a kernel",
+            "start from the original cubin",
+        )
 
     symbol = "gwatch_ring_" + hashlib.sha256(name.encode()).hexdigest()[:16]
     image, offset = add_constant3(cubin.data, symbol, DESCRIPTOR_BYTES, unarmed_descriptor(fmt))

@@ -116,6 +116,14 @@ def test_the_input_is_never_overwritten(tmp_path: Path, capsys: pytest.CaptureFi
     assert copy.read_bytes() == MATMUL.read_bytes() and len(list(tmp_path.iterdir())) == 1
 
 
+def test_a_patched_cubin_is_not_patched_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments(tmp_path / "out.cubin")) == 0
+    capsys.readouterr()
+    again = ["rewrite", str(tmp_path / "out.cubin"), "--site", "3", "-o", str(tmp_path / "again.cubin")]
+    assert main(again) == 2
+    assert capsys.readouterr().err.startswith("gwatch: [already-patched]")
+
+
 def test_a_users_own_snippet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     snippet = tmp_path / "count.sass"
     snippet.write_text("MOV %r0, 0x7b\nIADD3 %r1, %r0, 0x1, RZ\n")
