@@ -1,9 +1,9 @@
 """From text to a word: find the form, take the bits the compiler uses for it, put the numbers in, decode back.
 
 Bits that a text does not show come from compiler words of the same shape (form, opcode words, attachments). Where
-compilers write several values for the same shape the line is refused as ambiguous; where no compiler word has the
-shape, the trees are solved and the bits they leave open are taken from similar compiler words, if those agree. Whatever comes out is decoded again, and only a word
-whose text is the text given is returned.
+compilers write several values for the same shape the line is refused as ambiguous; for a shape no compiler word has,
+the trees are solved and the bits they leave open are taken from similar compiler words, if those agree. Whatever comes
+out is decoded again, and only a word whose text is the text given is returned.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ class Encoder:
         self.table = table
         self.zero = zero
         self._plans: dict[tuple[tuple[str, ...], str, tuple[str, ...]], list[Plan]] = {}
+        self._names: dict[tuple[int, int], list[tuple[int, int]]] = {}
         self._masks: dict[int, list[tuple[int, int]]] = {}
         self._shapes: dict[int, dict[tuple[tuple[str, ...], tuple[str, ...]], list[int]]] = {}
 
@@ -110,8 +111,8 @@ class Encoder:
                 rival = None if plan.compiled or plan.problem else self._rival(plan.key, cut)
                 if rival is not None:
                     plan.problem = EncodeError(
-                        "encode-ambiguous", f"{'.'.join(cut.opcode)} {cut.skeleton} is in no compiler word, and opcodes "
-                        f"{plan.key.key:04x} and {rival.key:04x} may both print it", "give the whole word")
+                        "encode-ambiguous", f"{'.'.join(cut.opcode)} {cut.skeleton} is in no compiler word, and "
+                        f"opcodes {plan.key.key:04x} and {rival.key:04x} may both print it", "give the whole word")
             self._plans[shape] = plans
         return plans
 
@@ -173,7 +174,7 @@ class Encoder:
                                       "known: " + " ".join(value.name.labels[:12]))
                 label = value.name.labels.index(text)
                 for word in words:
-                    for mask, bits in tree.paths(value.name.node, label):
+                    for mask, bits in self._name_paths(value.name, label):
                         following.append(word & ~mask | bits)
                         if len(following) >= SOLUTIONS:
                             break
@@ -193,6 +194,12 @@ class Encoder:
                 raise problem or EncodeError("operand-range", f"{text} does not fit {plan.key.opcode_text(base)}")
             words = following[:SOLUTIONS]
         yield from words
+
+    def _name_paths(self, name: Choice, label: int) -> list[tuple[int, int]]:
+        ways = self._names.get((id(name), label))
+        if ways is None:
+            ways = self._names[id(name), label] = list(tree.paths(name.node, label))
+        return ways
 
     def _number(self, kind: str, place: str, text: str) -> int | None:
         if kind == "F":

@@ -64,6 +64,7 @@ class Isa:
         self.encoder = Encoder(table, self.zero)
         self._vector = Vectoriser(table, self.zero)
         self._cores: dict[int, _Core] = {}
+        self._relatives: dict[tuple[str, ...], bool] = {}
 
     # -- whole sections ---------------------------------------------------------------------------------------
 
@@ -176,17 +177,20 @@ class Isa:
         :meth:`Encoder.encode`).
         """
         control = Control() if control is None else control
-        cut = lex.cut(text)
-        if cut.reuse or cut.guard or cut.values:
-            cut, control = self._prepare(cut, control, pc)
-        body = lex.join(replace(cut, guard=None, reuse=()))
-        word = self.encoder.encode(replace(cut, guard=None, reuse=()), body)
+        whole = lex.cut(text)
+        cut = lex.Cut(None, whole.opcode, whole.skeleton, whole.attachments, whole.values, ())
+        if whole.reuse:
+            control = self._with_reuse(whole, control)
+        if cut.values and cut.values[-1][0] == "I" and self._relative(cut.opcode):
+            cut = self._relocated(cut, pc)
+        body = lex.join(cut)
+        word = self.encoder.encode(cut, body)
         key = self.table.key(key_of(word))
         assert key is not None
         self._check_alignment(word, body)
         guard = 7
-        if cut.guard:
-            negated, uniform, index = cut.guard
+        if whole.guard:
+            negated, uniform, index = whole.guard
             if uniform != key.uniform_guard:
                 raise EncodeError("guard-file", f"{cut.opcode[0]} takes a "
                                   f"{'uniform ' if key.uniform_guard else ''}predicate as guard, not "
@@ -209,21 +213,19 @@ class Isa:
                 raise EncodeError("register-alignment", f"{use.file}{use.first} in {body!r} starts a group of "
                                   f"{use.count} registers", f"use a multiple of {step}")
 
-    def _prepare(self, cut: lex.Cut, control: Control, pc: int) -> tuple[lex.Cut, Control]:
-        if cut.values and cut.values[-1][0] == "I" and self._relative(cut.opcode):
-            target = int(cut.values[-1][1], 16)
-            offset = target - pc - self.arch.instruction_size
-            if offset >> 63 == 1:
-                offset -= 1 << 64
-            values = (*cut.values[:-1], ("I", f"{offset:#x}"))
-            cut = replace(cut, values=values)
-        if cut.reuse:
-            control = self._with_reuse(cut, control)
-        return cut, control
+    def _relocated(self, cut: lex.Cut, pc: int) -> lex.Cut:
+        """``cut`` with its absolute target turned into the distance from the next instruction."""
+        offset = int(cut.values[-1][1], 16) - pc - self.arch.instruction_size
+        if offset >> 63 == 1:
+            offset -= 1 << 64
+        return lex.Cut(None, cut.opcode, cut.skeleton, cut.attachments, (*cut.values[:-1], ("I", f"{offset:#x}")), ())
 
     def _relative(self, opcode: tuple[str, ...]) -> bool:
-        keys = (self.table.key(number) for number in self.table.mnemonics.get(opcode[0], ()))
-        return any(key is not None and key.is_relative(opcode) for key in keys)
+        answer = self._relatives.get(opcode)
+        if answer is None:
+            keys = (self.table.key(number) for number in self.table.mnemonics.get(opcode[0], ()))
+            answer = self._relatives[opcode] = any(key is not None and key.is_relative(opcode) for key in keys)
+        return answer
 
     def _with_reuse(self, cut: lex.Cut, control: Control) -> Control:
         for plan in self.encoder.plans(cut):
