@@ -50,8 +50,8 @@ def listing(view: CubinView, style: Style, wanted: Callable[[str], bool] | None 
         {k.section_index: k for k in view.kernels}.values(), key=lambda kernel: kernel.section_index
     )
     bodies = [_bodies(view.code(kernel)) for kernel in kernels]
-    column = max((len(line) for lines in bodies for line in lines), default=0) + 2
-    for kernel, lines in zip(kernels, bodies, strict=True):
+    column = max((width for _, width in bodies), default=0) + 2
+    for kernel, (lines, _) in zip(kernels, bodies, strict=True):
         if wanted is None or wanted(kernel.name):
             out.append(f'\t\tFunction : {kernel.name}\n\t.headerflags\t@"{flags}"\n')
             out += _lines(view.code(kernel), lines, column)
@@ -76,20 +76,23 @@ def header_flags(view: CubinView) -> str:
     return " ".join(words)
 
 
-def _bodies(code: Code) -> list[str]:
-    """Lines up to the encodings: address, guard right-aligned, text, semicolon."""
+def _bodies(code: Code) -> tuple[list[str], int]:
+    """Lines up to the encodings (address, guard right-aligned, text, semicolon), and the width they ask for: that of
+    the widest if guards stood behind the margin."""
     control = (code.words[:, 1] >> np.uint64(_CONTROL_SHIFT) & np.uint64(_SCOREBOARDS_AND_STALL)).tolist()
     out = []
+    width = 0
     for address, text, bits in zip(code.addresses.tolist(), code.texts, control, strict=True):
+        guard = ""
         if text[0] == "@" and text[1] != "U" and text[2] != "U":
-            guard, text = text.split(" ", 1)
-        else:  # a uniform guard stands where the opcode of other lines does
-            guard = ""
+            guard, text = text.split(" ", 1)  # a uniform guard stands where the opcode of other lines does
         end = ";" if bits == _TIGHT else " ;"
         if text[-1] in "NF0" and _SPECIAL_NUMBER.search(text):
             end = f" {end}"
-        out.append(f"        /*{address:04x}*/{guard:>18} {text}{end}")
-    return out
+        line = f"        /*{address:04x}*/{guard:>18} {text}{end}"
+        width = max(width, len(line) + (len(guard) + 1 if guard else 0))
+        out.append(line)
+    return out, width
 
 
 def _lines(code: Code, bodies: list[str], column: int) -> list[str]:

@@ -51,7 +51,9 @@ def test_resources_equal_cuobjdump_on_every_architecture(arch: str) -> None:
 
 
 def test_barriers_equal_what_nvdisasm_says_of_the_section(corpus_sm90: list[Path]) -> None:
-    path = next(p for p in corpus_sm90 if "xformers" in p.name)  # old ABI: the count is in the section's flags
+    path = next(
+        p for p in corpus_sm90 if "xformers" in p.name
+    )  # old ABI: the count is in the section's flags
     ours = facts_of(path)
     section = ""
     stated: dict[str, int] = {}

@@ -1,0 +1,128 @@
+"""The command: text, JSON, GitHub lines, exit codes, the same output whatever the parallelism."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import jsonschema
+import pytest
+from inspect_support import COPY_CUBIN, COPY_NAME, FIXTURES, TRITON, WRAPPER, make_pt2
+
+from gwatch.cli.main import main
+from gwatch.inspect.demangle import demangle, short
+from gwatch.inspect.report import load_schema
+
+RULE = "kernel:copy.* has LDG.E.128 >= 2"
+
+
+@pytest.fixture
+def good(tmp_path: Path) -> Path:
+    return make_pt2(tmp_path / "model.pt2", WRAPPER, {COPY_NAME: COPY_CUBIN})
+
+
+@pytest.fixture
+def bad(tmp_path: Path) -> Path:
+    wrapper = WRAPPER.replace("(0,): [['tt.divisibility', 16]], ", "")
+    return make_pt2(tmp_path / "bad.pt2", wrapper, {COPY_NAME: (TRITON / "in_unaligned.cubin").read_bytes()})
+
+
+def test_the_question_in_one_screen(good: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(good), "--vectorization", "--require", RULE]) == 0
+    out = capsys.readouterr().out
+    assert len(out.splitlines()) < 25
+    assert "global loads and stores of copy_kernel: 4 warps (128 threads), B=1024, ALIGN=True" in out
+    assert (
+        "0x0110  LDG.E.128                @!P0   128    16  i *fp32               16  23: tl.store(o + off"
+        in out
+    )
+    assert "4 of 4 are 128 bits wide or more" in out
+
+
+def test_a_broken_rule_ends_with_1_and_says_why(bad: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(bad), "--require", RULE]) == 1
+    out = capsys.readouterr().out
+    assert f"FAIL [{RULE}] in kernel copy_kernel of {bad}!" in out
+    assert "at 0x0110: @!P0 LDG.E R4, desc[UR4][R2.64]" in out
+    assert "divisibility: i (*fp32) has no tt.divisibility" in out
+
+
+def test_github_lines(bad: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(bad), "--require", RULE, "--format", "github"]) == 1
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("::error file=")
+    assert ",line=10,title=kernel%3Acopy.* has LDG.E.128 >= 2::copy_kernel: 0 × LDG.E.128" in line
+
+
+def test_json_follows_its_schema(bad: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [
+        "inspect",
+        str(bad),
+        str(FIXTURES / "libtwo.so"),
+        "--json",
+        "--vectorization",
+        "--lines",
+        "--sass",
+    ]
+    assert main([*arguments, "--require", RULE, "--require", "kernel:nothing has LDG"]) == 1
+    data = json.loads(capsys.readouterr().out)
+    jsonschema.validate(data, load_schema())
+    assert [image["kind"] for image in data["images"]] == ["member", "fatbin", "fatbin"]
+    assert data["images"][0]["violations"][0]["pc"] == 0x110
+    assert data["unmatched_rules"][0]["message"] == "no kernel matches 'nothing'"
+    kernel = data["images"][0]["kernels"][0]
+    assert kernel["vectorization"]["accesses"][0]["cause"]["argument"] == "i"
+    assert kernel["files"][0].endswith("kernels.py")
+    assert "Function : copy_kernel" in data["images"][0]["sass"]
+    loose = {"const": "gwatch-inspect"}
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({**data, "format": loose}, load_schema())
+
+
+def test_output_does_not_depend_on_the_number_of_processes(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["inspect", str(FIXTURES), "--json", "--vectorization", "--kernel", "copy|mask|scale"]
+    outputs = []
+    for jobs in ("1", "2"):
+        assert main([*arguments, "--jobs", jobs]) == 0
+        outputs.append(capsys.readouterr().out)
+    assert outputs[0] == outputs[1]
+    assert len(json.loads(outputs[0])["images"]) > 10
+
+
+def test_an_output_file_and_listings(good: Path, tmp_path: Path) -> None:
+    target = tmp_path / "out.txt"
+    assert main(["inspect", str(good), "--sass", "-o", str(target)]) == 0
+    assert target.read_text().startswith("\n\tcode for sm_90a\n")
+
+
+def test_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(tmp_path / "none")]) == 2
+    assert "[artifact-not-found]" in capsys.readouterr().err
+    assert main(["inspect", str(tmp_path), "--kernel", "("]) == 2
+    assert "[kernel-pattern]" in capsys.readouterr().err
+    assert main(["inspect", str(tmp_path), "--executor", "slurm:x"]) == 2
+    assert "[executor-spec]" in capsys.readouterr().err
+    assert main(["inspect", str(tmp_path), "--require", "has LDG >= 1"]) == 1
+    assert "there is no kernel" in capsys.readouterr().out
+
+
+def test_a_table_of_many_kernels_shows_short_names(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(FIXTURES / "libtwo.so")]) == 0
+    out = capsys.readouterr().out
+    assert "  scale<double>   " in out
+    assert "2 cubins, 6 kernels, 1 other members" in out
+
+
+def test_names() -> None:
+    assert demangle("_Z5scaleIfEvPT_S0_") == "void scale<float>(float*, float)"
+    assert short("_Z5scaleIfEvPT_S0_") == "scale<float>"
+    assert demangle("copy_kernel") == "copy_kernel" == short("copy_kernel")
+    assert short("_ZN12_GLOBAL__N_13addEi") == "{anonymous}::add"
+
+
+def test_the_module_starts_without_slow_imports() -> None:
+    code = "import sys, gwatch.cli.inspect; print([m for m in ('numpy', 'lark', 'rich') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

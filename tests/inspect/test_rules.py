@@ -1,0 +1,161 @@
+"""Rules: what they say, what they count, what they report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from inspect_support import COPY_CUBIN, COPY_NAME, FIXTURES, TRITON, WRAPPER, make_pt2
+
+from gwatch.errors import ParseError
+from gwatch.inspect.rules import (
+    Rule,
+    fail_on,
+    matches,
+    max_registers,
+    parse_forbid,
+    parse_require,
+    read_rules,
+)
+from gwatch.inspect.run import Request, inspect
+
+
+def broken(path: Path, *rules: Rule) -> list[tuple[str, str, int, str]]:
+    report = inspect([path], Request(rules=rules))
+    return [(v.kernel, v.message, v.pc, v.cause) for _, v in report.violations]
+
+
+def test_requirement_syntax() -> None:
+    assert parse_require("kernel:copy.* has LDG.E.128 >= 2") == Rule(
+        "require", "copy.*", "LDG.E.128", ">=", 2
+    )
+    assert parse_require("LDG.E.128") == Rule("require", "", "LDG.E.128", ">=", 1)
+    assert parse_require("has *MMA = 0") == Rule("require", "", "*MMA", "==", 0)
+    assert parse_require("kernel:a has LDG >= 2").text == "kernel:a has LDG >= 2"
+    assert parse_forbid("kernel:copy STL") == Rule("forbid", "copy", "STL", "==", 0)
+    for text in ("", "LDG >= many", "kernel:( has LDG", "LDG 128 >= 2"):
+        with pytest.raises(ParseError, match="rule-syntax"):
+            parse_require(text)
+    with pytest.raises(ParseError, match="one of spill, local, narrow"):
+        fail_on("spills")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "opcode", "fits"),
+    [
+        ("LDG.E.128", "LDG.E.128", True),
+        ("LDG.128", "LDG.E.128.CONSTANT", True),
+        ("LDG", "LDG.E", True),
+        ("LDG.E.128", "LDG.E", False),
+        ("LDG.128.E", "LDG.E.128", False),
+        ("*MMA", "HGMMA.64x8x16.F32", True),
+        ("LD", "LDG.E", False),
+    ],
+)
+def test_opcode_patterns(pattern: str, opcode: str, fits: bool) -> None:
+    assert matches(pattern, opcode) is fits
+
+
+words = st.lists(st.sampled_from(["E", "64", "128", "CONSTANT"]), max_size=4)
+
+
+@given(words, words)
+def test_modifiers_match_as_a_subsequence(wanted: list[str], present: list[str]) -> None:
+    position = 0
+    for word in present:
+        if position < len(wanted) and wanted[position] == word:
+            position += 1
+    assert matches(".".join(["LDG", *wanted]), ".".join(["LDG", *present])) is (position == len(wanted))
+
+
+def test_the_rule_of_the_copy_package_passes_and_fails_with_the_argument(tmp_path: Path) -> None:
+    rule = parse_require("kernel:copy.* has LDG.E.128 >= 2")
+    assert broken(make_pt2(tmp_path / "good.pt2", WRAPPER, {COPY_NAME: COPY_CUBIN}), rule) == []
+    wrapper = WRAPPER.replace("(0,): [['tt.divisibility', 16]], ", "")
+    bad = make_pt2(tmp_path / "bad.pt2", wrapper, {COPY_NAME: (TRITON / "in_unaligned.cubin").read_bytes()})
+    report = inspect([bad], Request(rules=(rule,)))
+    ((path, violation),) = report.violations
+    assert path.endswith(COPY_NAME)
+    assert violation.message == "0 × LDG.E.128, required >= 2"
+    assert (violation.pc, violation.instruction) == (0x110, "@!P0 LDG.E R4, desc[UR4][R2.64]")
+    assert violation.line is not None
+    assert violation.cause.startswith("divisibility: i (*fp32) has no tt.divisibility")
+
+
+def test_forbidden_opcodes_registers_and_narrow_accesses() -> None:
+    path = FIXTURES / "narrow_sm_90.cubin"
+    (found,) = broken(path, parse_forbid("kernel:^dtype$ LDG.E.U8"))
+    assert found == ("dtype", "1 × LDG.E.U8, forbidden", 0xB0, "")
+    assert broken(path, parse_forbid("STL"), max_registers(255)) == []
+    assert {f[0] for f in broken(path, max_registers(10))} == {
+        "mask",
+        "offset",
+        "stride",
+        "stride_rows",
+        "gather",
+    } | {f[0] for f in broken(path, max_registers(10))}
+    (kernel, message, _, _) = broken(path, max_registers(1, "^wide$"))[0]
+    assert (kernel, message) == ("wide", "14 registers, at most 1 allowed")
+    narrow = {kernel for kernel, _, _, _ in broken(path, fail_on("narrow"))}
+    assert "wide" not in narrow
+    assert {"mask", "tail", "gather"} < narrow
+
+
+def test_spills_are_reported_with_the_first_one(corpus_all: list[Path]) -> None:
+    path = next(p for p in corpus_all if "sm_86-ctranslate2-61b077c41cec" in p.name)
+    found = broken(path, fail_on("spill"))
+    assert [message.split(",")[0] for _, message, _, _ in found] == [
+        "32 spill instructions",
+        "352 spill instructions",
+    ]
+    assert all(pc > 0 for _, _, pc, _ in found)
+
+
+def test_a_requirement_that_no_kernel_is_measured_by_is_broken() -> None:
+    assert broken(FIXTURES / "vector_copy.cubin", parse_require("kernel:nothing has LDG >= 1")) == [
+        ("", "no kernel matches 'nothing'", -1, "")
+    ]
+
+
+def test_at_most_rules_name_an_instance() -> None:
+    ((_, message, pc, _),) = broken(FIXTURES / "vector_copy.cubin", parse_require("has STG <= 1"))
+    assert (message, pc) == ("2 × STG, required <= 1", 0x150)
+
+
+def test_rule_files(tmp_path: Path) -> None:
+    path = tmp_path / "rules.toml"
+    path.write_text(
+        '[[rule]]\nkernel = "copy.*"\nrequire = ["LDG.E.128 >= 2", "STG.E.128 >= 2"]\nforbid = "STL"\n'
+        '[[rule]]\nmax_registers = 32\nfail_on = ["spill"]\n'
+    )
+    assert [rule.text for rule in read_rules(path)] == [
+        "kernel:copy.* has LDG.E.128 >= 2",
+        "kernel:copy.* has STG.E.128 >= 2",
+        "kernel:copy.* forbid STL",
+        "fail-on spill",
+        "max-registers 32",
+    ]
+    assert broken(FIXTURES / "vector_copy.cubin", *read_rules(path)) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[rule]\n",
+        "[[rule]]\n",
+        '[[rule]]\nkernel = "x"\n',
+        "[[rule]]\nforbit = 1\n",
+        "x = \n",
+        '[[rule]]\nmax_registers = "many"\n',
+    ],
+)
+def test_odd_rule_files_are_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "rules.toml"
+    path.write_text(text)
+    with pytest.raises(ParseError, match="rule-file"):
+        read_rules(path)
+    with pytest.raises(ParseError, match="cannot read"):
+        read_rules(tmp_path / "missing.toml")

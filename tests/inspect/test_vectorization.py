@@ -1,0 +1,180 @@
+"""The cause of every narrow access is the one the kernel was written (or compiled) to have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from inspect_support import COPY_CUBIN, COPY_NAME, DIVISIBLE, FIXTURES, TRITON, WRAPPER, host_elf, make_pt2
+
+from gwatch.inspect.artifacts import Image, Text, open_artifact
+from gwatch.inspect.run import Request, inspect
+from gwatch.inspect.triton_source import TritonKernels
+from gwatch.inspect.vectorize import GlobalAccess, Vectorization, vectorization
+from gwatch.inspect.view import CubinView
+
+LOOK = Request(vectorization=True)
+
+# Kernel of narrow.cu -> (cause, argument) of its narrow loads; None: it has none.
+LOADS = {
+    "wide": None,
+    "divisibility": ("divisibility", "argument 0"),
+    "divisibility_half": ("divisibility", "argument 0"),
+    "mask": ("mask", "argument 0"),
+    "stride": ("stride", "argument 2"),
+    "stride_rows": ("stride", "argument 0"),
+    "dtype": ("dtype", "argument 0"),
+    "tail": ("tail", "argument 0"),
+    "offset": ("offset", ""),
+    "gather": ("gather", ""),
+}
+# Triton kernel -> cause and argument of narrow loads and of narrow stores, as compiled with the alignment in its .ttir.
+TRITON_CAUSES = {
+    "aligned": (None, None),
+    "rowstride_ok": (None, None),
+    "in_unaligned": (("divisibility", "i"), None),
+    "out_unaligned": (None, ("divisibility", "o")),
+    "half_none": (("divisibility", "i"), ("divisibility", "o")),
+    "mask": (("mask", "n"), ("mask", "n")),
+    "stride": (("stride", "s"), None),
+    "rowstride": (("divisibility", "s"), ("divisibility", "s")),
+    "offset": (("offset", ""), None),
+    "dtype_small": (("dtype", "i"), ("dtype", "o")),
+    "block_small": (("dtype", "i"), ("dtype", "o")),
+    "gather": (("gather", ""), None),
+}
+
+
+def causes(accesses: tuple[GlobalAccess, ...], action: str) -> set[tuple[str, str]]:
+    return {(a.cause.name, a.cause.argument) for a in accesses if a.cause is not None and a.action == action}
+
+
+def expected(cause: tuple[str, str] | None) -> set[tuple[str, str]]:
+    return set() if cause is None else {cause}
+
+
+@pytest.mark.parametrize("arch", ["80", "90", "100"])
+def test_known_causes_from_bare_cubins(arch: str) -> None:
+    view = CubinView.of((FIXTURES / f"narrow_sm_{arch}.cubin").read_bytes())
+    found = {kernel.name: vectorization(view, kernel).accesses for kernel in view.kernels}
+    assert {name: causes(a, "load") for name, a in found.items()} == {
+        k: expected(v) for k, v in LOADS.items()
+    }
+    for name in ("divisibility", "mask", "dtype", "tail"):
+        assert causes(found[name], "store") == {(LOADS[name][0], "argument 1")}
+    for name in ("wide", "stride", "offset", "gather"):
+        assert causes(found[name], "store") == set()
+
+
+@pytest.mark.parametrize("name", sorted(TRITON_CAUSES))
+def test_known_causes_of_triton_kernels(name: str) -> None:
+    report = inspect([TRITON], LOOK)
+    (kernel,) = (i.kernels[0] for i in report.images if Path(i.path).stem == name)
+    found = kernel.vectorization
+    assert found is not None
+    assert found.described
+    assert found.num_warps == 4
+    loads, stores = TRITON_CAUSES[name]
+    assert causes(found.accesses, "load") == expected(loads)
+    assert causes(found.accesses, "store") == expected(stores)
+    assert kernel.facts.occupancy is not None
+    assert (kernel.facts.occupancy.threads, kernel.facts.occupancy.basis) == (128, "launch")
+
+
+def package(tmp_path: Path, wrapper: str, cubin: bytes) -> Vectorization:
+    report = inspect([make_pt2(tmp_path / "model.pt2", wrapper, {COPY_NAME: cubin})], LOOK)
+    found = report.images[0].kernels[0].vectorization
+    assert found is not None
+    return found
+
+
+def test_the_copy_package(tmp_path: Path) -> None:
+    found = package(tmp_path, WRAPPER, COPY_CUBIN)
+    assert (found.described, found.num_warps, found.shared) == (True, 4, 0)
+    assert found.constants == (("B", "1024"), ("ALIGN", "True"))
+    rows = [
+        (a.pc, a.opcode, a.guard, a.bytes, a.argument, a.argument_type, a.divisibility)
+        for a in found.accesses
+    ]
+    assert rows == [
+        (0x110, "LDG.E.128", "@!P0", 16, "i", "*fp32", 16),
+        (0x140, "LDG.E.128", "@!P1", 16, "i", "*fp32", 16),
+        (0x150, "STG.E.128", "@!P0", 16, "o", "*fp32", 16),
+        (0x170, "STG.E.128", "", 16, "o", "*fp32", 16),
+    ]
+    for access in found.accesses:
+        assert access.cause is None
+        assert access.line is not None
+        assert access.line[1:] == (23, "tl.store(o + off, tl.load(i + off, mask=m), mask=m)")
+
+
+def test_a_package_without_the_promise_names_the_argument(tmp_path: Path) -> None:
+    wrapper = WRAPPER.replace("(0,): [['tt.divisibility', 16]], ", "")
+    assert wrapper != WRAPPER
+    found = package(tmp_path, wrapper, (TRITON / "in_unaligned.cubin").read_bytes())
+    assert causes(found.accesses, "load") == {("divisibility", "i")}
+    assert causes(found.accesses, "store") == set()
+    assert [a.divisibility for a in found.accesses if a.action == "load"] == [None] * 8
+
+
+def test_a_package_whose_cubin_sits_in_the_library(tmp_path: Path) -> None:
+    wrapper = WRAPPER.replace(
+        'loadKernel("/src/ind/cn5i7og2e662s5pizzgkuri3hruuvsg5njgg3shenw22q2nnofix/' + COPY_NAME + '"',
+        "loadKernel(__copy_kernel_start",
+    )
+    assert wrapper != WRAPPER
+    path = make_pt2(tmp_path / "model.pt2", wrapper, {"model.wrapper.so": host_elf(COPY_CUBIN)})
+    (image,) = inspect([path], LOOK).images
+    found = image.kernels[0].vectorization
+    assert image.kind == "embedded"
+    assert found is not None
+    assert found.described
+    assert [a.argument for a in found.accesses] == ["i", "i", "o", "o"]
+
+
+def test_two_kernels_of_one_name_are_told_apart_by_their_cubin() -> None:
+    other = WRAPPER.replace(COPY_NAME, "other.cubin").replace("'B': 1024", "'B': 64")
+    kernels = TritonKernels()
+    kernels.add(Text("m.pt2!d/w.cpp", WRAPPER + other))
+    first = kernels.find("copy_kernel", f"m.pt2!d/{COPY_NAME}")
+    second = kernels.find("copy_kernel", "m.pt2!d/other.cubin")
+    assert first is not None
+    assert second is not None
+    assert (dict(first.constants)["B"], dict(second.constants)["B"]) == ("1024", "64")
+    assert kernels.find("copy_kernel", "m.pt2!d/third.cubin") is None
+    assert kernels.find("another", f"m.pt2!d/{COPY_NAME}") is None
+
+
+def test_a_wrapper_that_is_no_python_describes_nothing() -> None:
+    kernels = TritonKernels()
+    kernels.add(Text("w.cpp", WRAPPER.replace("def copy_kernel(", "def copy_kernel((")))
+    kernels.add(Text("w.py", "async_compile.triton('k', '''def k(): pass''')"))
+    kernels.add(Text("x.json", "[1, 2"))
+    assert kernels.kernels == []
+
+
+def test_older_alignment_spelling() -> None:
+    kernels = TritonKernels()
+    old = WRAPPER.replace(DIVISIBLE, "{'divisible_by_16': (0, 2), 'equal_to_1': ()}")
+    assert old != WRAPPER
+    kernels.add(Text("w.cpp", old))
+    (kernel,) = kernels.kernels
+    assert [(a.name, a.divisibility) for a in kernel.arguments] == [("i", 16), ("o", None), ("n", 16)]
+
+
+def test_lines_outside_the_kernel_have_no_text() -> None:
+    kernels = TritonKernels()
+    kernels.add(Text("w.cpp", WRAPPER))
+    (kernel,) = kernels.kernels
+    assert kernel.line(19) == "pid = tl.program_id(0); off = pid * B + tl.arange(0, B)"
+    assert kernel.line(3) == ""
+    assert kernel.line(900) == ""
+
+
+def test_a_bare_cubin_uses_the_types_of_its_signature() -> None:
+    image = next(item for item in open_artifact(FIXTURES / "libtwo.so") if isinstance(item, Image))
+    view = CubinView.of(image.data)
+    kernel = view.cubin.get_kerneldef_by_regex("scaleIf")
+    found = vectorization(view, kernel)
+    assert [(a.name, a.type) for a in found.arguments] == [("argument 0", "*float"), ("argument 1", "float")]
+    assert {a.argument for a in found.accesses} == {"argument 0"}
