@@ -19,6 +19,8 @@ from gwatch.sass.latency import UNKNOWN, LatencyTable, latency_class
 from gwatch.sass.uses import CodeView, Use
 
 FAR = UNKNOWN
+# One unit does these and completes them in order: a later one's scoreboard covers an earlier one.
+_CONVERSIONS = frozenset({"MUFU", "POPC", "BREV", "FLO", "I2F", "F2I", "F2F", "FRND"})
 _DEPBAR = re.compile(r"(SB\d|gsb\d)\s*,\s*(0x[0-9a-f]+|\d+|UR\w+)")
 _SET = re.compile(r"\{([\d,\s]+)\}")
 
@@ -212,12 +214,18 @@ def _pending(cfg: Cfg, view: CodeView, waits: Waits, producer: Producer, index: 
     return mask
 
 
+def _unit(opcode: str) -> str:
+    """The unit that completes instructions of this opcode in order."""
+    name = latency_class(opcode)
+    return "XU" if name in _CONVERSIONS else name
+
+
 def _covering(cfg: Cfg, view: CodeView, waits: Waits, start: int, goal: int) -> int | None:
-    """Boards taken by the next instruction of the same class on each path ``start`` -> ``goal`` and not yet
+    """Boards taken by the next instruction of the same unit on each path ``start`` -> ``goal`` and not yet
     waited for at ``goal``; None when some path to ``goal`` has no such instruction (in-order units share a
     scoreboard).
     """
-    unit = latency_class(view.facts(start).opcode)
+    unit = _unit(view.facts(start).opcode)
     mask = 0
     seen: set[tuple[int, int]] = set()
     stack = [(item, 0) for item in cfg.successors(start)]
@@ -234,7 +242,7 @@ def _covering(cfg: Cfg, view: CodeView, waits: Waits, start: int, goal: int) -> 
             mask |= board
             continue
         taken = int(view.control["write_scoreboard"][at])
-        if not board and taken != NO_SCOREBOARD and latency_class(view.facts(at).opcode) == unit:
+        if not board and taken != NO_SCOREBOARD and _unit(view.facts(at).opcode) == unit:
             board = 1 << taken
         stack.extend((item, board) for item in cfg.successors(at))
     return mask
