@@ -82,6 +82,15 @@ def test_no_interval_is_told_that_did_not_happen(seed, keep, depth, block, grid)
         assert run.verdict.trustworthy == "no" and "dropped" in run.verdict.reasons[0]
 
 
+def test_a_region_from_a_thread_site_to_a_warp_site_says_why_it_is_empty():
+    writer, decoded, layout = simulate(3, Keep.NEWEST, 64, (64, 1, 1), (1, 1, 1))
+    run = run_of(decoded_result(decoded, writer.map, layout), [(0, 2, "mixed"), (2, 3, "warp")])
+    assert run.analysis["region_stats"][0]["intervals"] == 0
+    assert any(r.startswith("region mixed: one of sites 0 and 2 records threads, the other warps")
+               for r in run.verdict.reasons)
+    assert not any("region warp: one of" in r for r in run.verdict.reasons)
+
+
 def test_a_trace_result_is_told_without_its_row_form():
     writer, decoded, layout = simulate(3, Keep.NEWEST, 64, (64, 1, 1), (2, 1, 1))
     result = TraceResult(decoded_result(decoded, writer.map, layout))

@@ -70,12 +70,12 @@ def findings(run: Run) -> list[Finding]:
 
 
 def _role_waits(run: Run) -> Iterator[Finding]:
-    names, role = tables.row_roles(run.intervals, run.scope, run.labels, run.roles, len(run.trace.rows))
+    names, role = run.row_roles
     waits = find_waits(run)
     if len(names) < 2 or len(waits.row) == 0:
         return
     iv = run.intervals
-    _, per_row = tables.pipeline(run.cover, run.trace)
+    per_row = run.per_row
     length, slack = waits.end - waits.start, waits.end - iv.end[waits.released_by]
     tight = (waits.released_by >= 0) & (slack <= WAIT_TIGHT * length)
     for who, name in enumerate(names):
@@ -141,8 +141,8 @@ def _slow_blocks(run: Run) -> Iterator[Finding]:
 def _uneven_rows(run: Run, slow_blocks: list[int]) -> Iterator[Finding]:
     """Rows of unusual active time, unless their whole block is so."""
     block = run.trace.rows.block
-    names, role = tables.row_roles(run.intervals, run.scope, run.labels, run.roles, len(run.trace.rows))
-    _, per_row = tables.pipeline(run.cover, run.trace)
+    names, role = run.row_roles
+    per_row = run.per_row
     for who, name in [*enumerate(names), (-1, "")]:
         mine = per_row[role[per_row[:, 0]] == who]
         found = _outlier(mine[:, 1], UNEVEN)

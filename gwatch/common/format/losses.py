@@ -25,9 +25,21 @@ def ordering(*keys: NDArray[Any]) -> I64:
     for key in keys:
         rising &= ~tied | (key[1:] >= key[:-1])
         if not rising.all():
-            return np.lexsort(keys[::-1])
+            return _sorting(keys)
         tied &= key[1:] == key[:-1]
     return np.arange(n)
+
+
+def _sorting(keys: tuple[NDArray[Any], ...]) -> I64:
+    """Stable sort by several integer keys, as one number where they fit: much faster on nearly sorted data."""
+    room, combined = 1, np.zeros(len(keys[0]), np.int64)
+    for key in reversed(keys):
+        low, high = int(key.min()), int(key.max())
+        if room * (high - low + 1) >= 1 << 62:
+            return np.lexsort(keys[::-1])
+        combined += (key.astype(np.int64) - low) * room
+        room *= high - low + 1
+    return np.argsort(combined, kind="stable")
 
 
 def starts_of(values: NDArray[Any]) -> Bools:

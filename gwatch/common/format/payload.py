@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gwatch.common.format.analysis import row_roles
 from gwatch.common.format.losses import I64, ordering
 from gwatch.common.format.regions import falls
 from gwatch.common.format.run import Run
@@ -97,7 +96,7 @@ def payload(run: Run) -> tuple[dict[str, Any], str]:
     first = np.r_[True, m.row[1:] != m.row[:-1]] if len(m.row) else np.zeros(0, np.bool_)
     relative = m.start - t_min
     step = np.where(first, relative, np.diff(relative, prepend=0)) if len(m.row) else relative
-    names, role = row_roles(run.intervals, run.scope, run.labels, run.roles, n)
+    names, role = run.row_roles
     columns = {
         "count": _fit(np.bincount(m.row, minlength=n)), "block": _fit(rows.block), "warp": _fit(rows.warp),
         "lane": _fit(rows.lane.astype(np.int64) + 1), "sm": _fit(rows.smid.astype(np.int64) + 1),

@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gwatch.common.format import analysis as tables
 from gwatch.common.format.losses import I32
@@ -70,6 +71,8 @@ class Run:
     record_shape: str = "site"
     window: tuple[int, int] | None = None
     """Only intervals that overlap this span of time count."""
+    memory: dict[str, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
+    """What other modules derived from the run and want again."""
 
     @property
     def unit(self) -> str:
@@ -112,6 +115,16 @@ class Run:
         return tables.coverage(self.intervals)
 
     @cached_property
+    def row_roles(self) -> tuple[list[str], I32]:
+        """(role names, per row the index of its role; -1 without any)."""
+        return tables.row_roles(self.intervals, self.scope, self.labels, self.roles, len(self.trace.rows))
+
+    @cached_property
+    def per_row(self) -> NDArray[np.int64]:
+        """(row, active, bubble, lifetime) of each row with intervals."""
+        return tables.pipeline(self.cover, self.trace)[1]
+
+    @cached_property
     def time_range(self) -> tuple[int, int]:
         """(first, last) time of all records; (0, 0) without records."""
         t = self.trace.time
@@ -122,7 +135,16 @@ class Run:
         regions = tables.region_stats(self.regions, self.paired[1])
         rows = self.trace.rows
         return judge(self.evidence, len(self.trace), regions, int((rows.dropped > 0).sum()), len(rows),
-                     self._depth_needed())
+                     self._depth_needed(), self._apart())
+
+    def _apart(self) -> list[str]:
+        """Labels of regions whose one site records threads and whose other records warps."""
+        warps = self.trace.rows.lane[self.trace.row] < 0
+        if len(warps) == 0 or bool(warps.all()) or not bool(warps.any()):
+            return []
+        kinds = [set(np.unique(self.trace.site[mask]).tolist()) for mask in (warps, ~warps)]
+        return [r.label for r in self.regions for a, b in (kinds, kinds[::-1])
+                if r.enter in a - b and r.leave in b - a]
 
     def _depth_needed(self) -> int | None:
         """Records per thread (a power of two) that would have kept everything; None where that is unknown.

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gwatch.common.format import analysis as tables
 from gwatch.common.format.run import Run
 from gwatch.common.format.text import Style, clip, duration, locator
 from gwatch.errors import TraceError
@@ -30,7 +29,7 @@ def row_order(run: Run, sort_by: str | None) -> NDArray[np.int64]:
     if sort_by == "tid":
         return np.arange(n)
     if sort_by is None:
-        _, role = tables.row_roles(run.intervals, run.scope, run.labels, run.roles, n)
+        _, role = run.row_roles
         return np.lexsort((np.arange(n), np.where(role < 0, len(run.labels), role)))
     weight: NDArray[Any] = np.zeros(n)
     if sort_by in run.labels:
@@ -38,7 +37,7 @@ def row_order(run: Run, sort_by: str | None) -> NDArray[np.int64]:
         length = (run.intervals.end - run.intervals.start)[mine]
         weight = np.bincount(run.intervals.row[mine], length, minlength=n)
     elif sort_by in SORTS:
-        _, per_row = tables.pipeline(run.cover, run.trace)
+        per_row = run.per_row
         weight[per_row[:, 0]] = per_row[:, SORTS.index(sort_by)]
     else:
         raise TraceError("bad-sort", f"--sort-by {sort_by!r}", "one of " + ", ".join([*SORTS, *run.labels]))
@@ -65,7 +64,7 @@ def timeline_view(run: Run, style: Style, sample: int = SAMPLE, sort_by: str | N
         lines.append("  ".join([*legend, f"{gap} outside"]))
     else:
         lines.append(style.clean(f"no regions: digits are the last digits of site ids, {gap} no record"))
-    names, role = tables.row_roles(run.intervals, run.scope, run.labels, run.roles, len(run.trace.rows))
+    names, role = run.row_roles
     heads = [locator(run.trace.rows, int(r)) for r in shown]
     if names:
         tags = [clip(names[role[r]], 12) if role[r] >= 0 else "" for r in shown]

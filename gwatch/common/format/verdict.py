@@ -6,7 +6,7 @@ broken rule; everything else is ``unknown``, with what is missing. Nothing is as
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,9 +27,11 @@ class Verdict:
 
 
 def judge(evidence: Mapping[str, Any], n_records: int, region_stats: Sequence[Mapping[str, Any]],
-          rows_with_drops: int, n_rows: int, depth_needed: int | None = None) -> Verdict:
+          rows_with_drops: int, n_rows: int, depth_needed: int | None = None,
+          apart: Collection[str] = ()) -> Verdict:
     """Verdict over ``evidence`` (keys outputs, outputs_detail, dropped, slowdown, cost_per_record, registers,
-    occupancy); ``depth_needed`` is the record budget per thread that would have kept everything, if known.
+    occupancy); ``depth_needed`` is the record budget per thread that would have kept everything, if known;
+    ``apart`` are the labels of regions whose two sites never record in one row.
     """
     against: list[str] = []
     missing: list[str] = []
@@ -52,7 +54,11 @@ def judge(evidence: Mapping[str, Any], n_records: int, region_stats: Sequence[Ma
     parts += _resources(evidence, against)
     for region in region_stats:
         alone = region["dropped"] - region["at_edges"]
-        if alone:
+        if region["label"] in apart:
+            against.append(f"region {region['label']}: one of sites {region['enter_site']} and "
+                           f"{region['leave_site']} records threads, the other warps, so they share no row: make both "
+                           "warp_level or neither")
+        elif alone:
             against.append(f"region {region['label']}: {alone} boundary records inside rows have no partner "
                            f"(pair rate {region['pair_rate']:.1%}, {region['broken_by_drops']} beside drops)")
         if region["backwards"]:

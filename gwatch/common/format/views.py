@@ -192,7 +192,7 @@ def concurrency_view(run: Run, style: Style) -> list[str]:
 
 def outliers_view(run: Run, style: Style) -> list[str]:
     """Rows whose active time lies two or more standard deviations from the mean."""
-    _, per_row = tables.pipeline(run.cover, run.trace)
+    per_row = run.per_row
     lines = ["none: no intervals"]
     if len(per_row):
         active = per_row[:, 1].astype(float)

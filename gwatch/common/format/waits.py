@@ -34,7 +34,14 @@ class Waits:
 
 
 def find_waits(run: Run) -> Waits:
-    """All holes of all rows, with their releasers where the run has roles."""
+    """All holes of all rows, with their releasers where the run has roles (found once per run)."""
+    known = run.memory.get("waits")
+    if not isinstance(known, Waits):
+        known = run.memory["waits"] = _find_waits(run)
+    return known
+
+
+def _find_waits(run: Run) -> Waits:
     cover, scope = run.cover, run.scope.astype(np.int64)
     none = np.zeros(0, np.int64)
     if len(cover.row) < 2:
@@ -47,7 +54,7 @@ def find_waits(run: Run) -> Waits:
 
 def _releasers(run: Run, row: I64, start: I64, end: I64) -> I64:
     result = np.full(len(row), -1, np.int64)
-    names, role = tables.row_roles(run.intervals, run.scope, run.labels, run.roles, len(run.trace.rows))
+    names, role = run.row_roles
     if len(names) < 2 or len(row) == 0:
         return result
     iv, block = run.intervals, run.trace.rows.block
@@ -81,8 +88,8 @@ def wait_table(run: Run) -> list[dict[str, Any]]:
     waits, iv = find_waits(run), run.intervals
     if len(waits.row) == 0:
         return []
-    names, role = tables.row_roles(iv, run.scope, run.labels, run.roles, len(run.trace.rows))
-    _, per_row = tables.pipeline(run.cover, run.trace)
+    names, role = run.row_roles
+    per_row = run.per_row
     lifetime = np.zeros(len(names) + 1)
     np.add.at(lifetime, role[per_row[:, 0]], per_row[:, 3])
     released = waits.released_by >= 0
@@ -117,8 +124,8 @@ def wait_table(run: Run) -> list[dict[str, Any]]:
 
 def role_table(run: Run) -> list[dict[str, Any]]:
     """Per role: rows, and how their lifetime splits into active time and waits."""
-    names, role = tables.row_roles(run.intervals, run.scope, run.labels, run.roles, len(run.trace.rows))
-    _, per_row = tables.pipeline(run.cover, run.trace)
+    names, role = run.row_roles
+    per_row = run.per_row
     result = []
     for k, name in [*enumerate(names), (-1, "")]:
         mine = per_row[role[per_row[:, 0]] == k]
