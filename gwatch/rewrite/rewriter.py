@@ -326,9 +326,9 @@ class _Build:
         control = control_fields(words)
         for run in self.runs:
             index = run.index - 1
-            # With bit 109 at 0 the three bits mean something else.
+            # With bit 109 at 0 the reuse bits mean something else.
             if index >= 0 and control["reuse"][index] and control["yield_flag"][index]:
-                body[int(self.layout.place_map[index]), 1] &= ~(np.uint64(7) << REUSE_SHIFT)
+                body[int(self.layout.place_map[index]), 1] &= ~(np.uint64(15) << REUSE_SHIFT)
                 edits.append(ReuseEdit(index, int(control["reuse"][index])))
         return tuple(edits)
 

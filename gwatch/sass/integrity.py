@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from gwatch.sass.isa import Isa
 
 Key = tuple[str, int]
-_REUSE_HIGH = np.uint64(7 << (122 - 64))
+_REUSE_HIGH = np.uint64(15 << (122 - 64))
 _YIELD_HIGH = np.uint64(1 << (109 - 64))
 _IMMEDIATE_LOW = np.uint64(0xFFFFFFFF << 32)
-_REUSE_BITS = 7 << 122
+_REUSE_BITS = 15 << 122
 
 
 @dataclass(frozen=True, slots=True)

@@ -234,12 +234,12 @@ def _covering(cfg: Cfg, view: CodeView, waits: Waits, start: int, goal: int) -> 
         if (at, board) in seen:
             continue
         seen.add((at, board))
-        if board and int(waits.mask[at]) & board:
-            continue
         if at == goal:
             if not board:
                 return None
             mask |= board
+            continue
+        if board and int(waits.mask[at]) & board:
             continue
         taken = int(view.control["write_scoreboard"][at])
         if not board and taken != NO_SCOREBOARD and _unit(view.facts(at).opcode) == unit:
