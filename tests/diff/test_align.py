@@ -59,9 +59,7 @@ def test_a_thousand_scattered_insertions_are_found_exactly() -> None:
         b.append(item)
     pairs = align(a, b)
     assert len(pairs) == len(a)
-    assert set(range(len(b))) - {y for _, y in pairs} == {
-        y for y, item in enumerate(b) if item >= 1000
-    }
+    assert set(range(len(b))) - {y for _, y in pairs} == {y for y, item in enumerate(b) if item >= 1000}
 
 
 def test_align_agrees_with_difflib_where_both_are_exact() -> None:

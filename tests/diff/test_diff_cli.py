@@ -1,0 +1,72 @@
+"""gwatch diff: output and exit codes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gwatch.cli.main import main
+
+FIXTURES = Path(__file__).resolve().parent.parent / "inspect" / "fixtures"
+ALIGNED, NARROW = str(FIXTURES / "triton/aligned.cubin"), str(FIXTURES / "triton/in_unaligned.cubin")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        ([ALIGNED, ALIGNED], 0),
+        ([ALIGNED, ALIGNED, "--exit-code"], 0),
+        ([ALIGNED, ALIGNED, "--fail-on", "any"], 0),
+        ([ALIGNED, NARROW], 0),
+        ([ALIGNED, NARROW, "--exit-code"], 1),
+        ([ALIGNED, NARROW, "-q"], 1),
+        ([ALIGNED, NARROW, "--fail-on", "any"], 1),
+        ([ALIGNED, NARROW, "--fail-on", "vector-width"], 1),
+        ([NARROW, ALIGNED, "--fail-on", "vector-width"], 0),
+        ([ALIGNED, NARROW, "--fail-on", "registers", "--fail-on", "spill"], 0),
+        ([ALIGNED, "/nowhere.cubin"], 2),
+        ([ALIGNED, NARROW, "--kernel", "nothing"], 2),
+        ([ALIGNED, NARROW, "--kernel", "("], 2),
+    ],
+)
+def test_exit_codes(arguments: list[str], code: int, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["diff", *arguments]) == code
+    if "-q" in arguments:
+        assert capsys.readouterr().out == ""
+
+
+def test_identical_code_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["diff", ALIGNED, ALIGNED])
+    assert capsys.readouterr().out == "identical code in all 1 kernels\n"
+
+
+def test_stat_and_listing(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["diff", ALIGNED, NARROW, "--stat"])
+    assert capsys.readouterr().out.splitlines()[0] == (
+        "copy_kernel: changed (1 control, 1 target, 2 changed, 6 inserted); instructions 26 → 32, "
+        "share of 128-bit global accesses 1.0 → 0.2"
+    )
+    main(["diff", ALIGNED, NARROW])
+    out = capsys.readouterr().out
+    assert "! 0x0110 0x0110  @!P0 LDG.E.128 R4, desc[UR4][R2.64]\n" in out
+    assert "+        0x0120  @!P0 LDG.E R5, desc[UR4][R2.64+0x4]\n" in out
+
+
+def test_json(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["diff", ALIGNED, NARROW, "--json"])
+    data = json.loads(capsys.readouterr().out)
+    assert (data["format"], data["differs"]) == ("gwatch-diff", True)
+    (kernel,) = data["kernels"]
+    assert kernel["counts"] == {"same": 22, "control": 1, "target": 1, "changed": 2, "inserted": 6}
+    assert {row["fate"] for row in kernel["instructions"]} == {"control", "target", "changed", "inserted"}
+
+
+def test_as_a_module() -> None:
+    command = [sys.executable, "-m", "gwatch.diff", ALIGNED, NARROW, "--fail-on", "vector-width", "-q"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr == "gwatch: vector-width: copy_kernel: changed\n"
