@@ -38,15 +38,19 @@ class Ring:
                 self._driver.free(address)
         raise TraceError("ring-window", f"no placement for {self.layout.total_bytes} bytes of ring")
 
-    def clear(self) -> None:
-        """Zero records and headers and write the CTA table; the decoder relies on it before every launch."""
-        self._driver.zero(self.place.ring, self.layout.data_bytes)
-        if self._table:
-            self._driver.write(self.place.table, self._table)
+    def clear(self, stream: int | None = None) -> None:
+        """Zero records and headers and write the CTA table; the decoder relies on it before every launch.
 
-    def read(self) -> npt.NDArray[np.uint8]:
-        """Records and headers, (data_bytes,) uint8. The launch must have finished."""
-        return np.frombuffer(self._driver.read(self.place.ring, self.layout.data_bytes), np.uint8)
+        ``stream``: do it there and wait for that stream alone.
+        """
+        self._driver.zero(self.place.ring, self.layout.data_bytes, stream)
+        if self._table:
+            self._driver.write(self.place.table, self._table, stream)
+
+    def read(self, stream: int | None = None) -> npt.NDArray[np.uint8]:
+        """Records and headers, (data_bytes,) uint8. The launch must have finished, unless it is being looked
+        at through a ``stream`` of its own while it runs."""
+        return np.frombuffer(self._driver.read(self.place.ring, self.layout.data_bytes, stream), np.uint8)
 
     def free(self) -> None:
         """Give the memory back; no armed kernel may still run."""
@@ -87,9 +91,9 @@ class PatchedKernel:
         """Device address at which this module's user constants start."""
         return self.descriptor - self.site_map.descriptor_offset
 
-    def arm(self, ring: Ring) -> None:
-        """Record into ``ring`` from the next launch on."""
-        self._driver.write(self.descriptor, ring.layout.descriptor(ring.place))
+    def arm(self, ring: Ring, stream: int | None = None) -> None:
+        """Record into ``ring`` from the next launch on; ``stream`` as for :meth:`Ring.clear`."""
+        self._driver.write(self.descriptor, ring.layout.descriptor(ring.place), stream)
 
     def disarm(self) -> None:
         """Run the untouched code from the next launch on; needs no ring."""

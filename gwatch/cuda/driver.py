@@ -24,6 +24,7 @@ MAX_DYNAMIC_SHARED, SHARED_CARVEOUT, CLUSTER_MUST_BE_SET, NON_PORTABLE_CLUSTER, 
     15,
 )
 # What a redirected launch must find on the patched kernel as it was on the original one.
+_STREAM_NON_BLOCKING, _CAPTURE_RELAXED = 1, 2
 COPIED_ATTRIBUTES = (MAX_DYNAMIC_SHARED, SHARED_CARVEOUT, NON_PORTABLE_CLUSTER, CLUSTER_SCHEDULING)
 
 _DEVICE_SMS, _DEVICE_MAJOR, _DEVICE_MINOR, _DEVICE_CLOCK_KHZ = 16, 75, 76, 13
@@ -267,24 +268,57 @@ class Driver:
         """Bytes of device memory free in the current context."""
         return int(self.call("cuMemGetInfo")[0])
 
-    def zero(self, address: int, size: int) -> None:
-        """Fill device memory with zero bytes and wait."""
-        self.call("cuMemsetD8", self._cuda.CUdeviceptr(address), 0, size)
-        self.synchronize()
+    def zero(self, address: int, size: int, stream: int | None = None) -> None:
+        """Fill device memory with zero bytes and wait: for the context, or for ``stream`` alone."""
+        if stream is None:
+            self.call("cuMemsetD8", self._cuda.CUdeviceptr(address), 0, size)
+        else:
+            self.call(
+                "cuMemsetD8Async", self._cuda.CUdeviceptr(address), 0, size, self._cuda.CUstream(stream)
+            )
+        self.synchronize(stream)
 
-    def write(self, address: int, data: bytes | memoryview) -> None:
-        """Copy host bytes to the device and wait."""
+    def write(self, address: int, data: bytes | memoryview, stream: int | None = None) -> None:
+        """Copy host bytes to the device and wait; ``stream`` as for :meth:`zero`."""
         view = memoryview(data).cast("B")
         held = (ctypes.c_char * max(len(view), 1)).from_buffer_copy(view if len(view) else b"\0")
-        self.call("cuMemcpyHtoD", self._cuda.CUdeviceptr(address), ctypes.addressof(held), len(view))
+        place, source = self._cuda.CUdeviceptr(address), ctypes.addressof(held)
+        if stream is None:
+            self.call("cuMemcpyHtoD", place, source, len(view))
+        else:
+            self.call("cuMemcpyHtoDAsync", place, source, len(view), self._cuda.CUstream(stream))
+            self.synchronize(stream)
 
-    def read(self, address: int, size: int) -> bytearray:
-        """Copy device bytes to the host and wait."""
+    def read(self, address: int, size: int, stream: int | None = None) -> bytearray:
+        """Copy device bytes to the host and wait; ``stream`` as for :meth:`zero`."""
         data = bytearray(size)
         if size:
             held = (ctypes.c_char * size).from_buffer(data)
-            self.call("cuMemcpyDtoH", ctypes.addressof(held), self._cuda.CUdeviceptr(address), size)
+            target, place = ctypes.addressof(held), self._cuda.CUdeviceptr(address)
+            if stream is None:
+                self.call("cuMemcpyDtoH", target, place, size)
+            else:
+                self.call("cuMemcpyDtoHAsync", target, place, size, self._cuda.CUstream(stream))
+                self.synchronize(stream)
         return data
+
+    def create_stream(self) -> int:
+        """A stream of the current context that waits for no other, the default stream included."""
+        return int(self.call("cuStreamCreate", _STREAM_NON_BLOCKING))
+
+    def destroy_stream(self, stream: int) -> None:
+        """Give a stream back once its work is done."""
+        self.call("cuStreamDestroy", self._cuda.CUstream(stream))
+
+    @contextlib.contextmanager
+    def relaxed_capture(self) -> Iterator[None]:
+        """Let the calling thread allocate and load while some stream is being captured into a graph."""
+        relaxed = self._cuda.CUstreamCaptureMode(_CAPTURE_RELAXED)
+        before = self.call("cuThreadExchangeStreamCaptureMode", relaxed)
+        try:
+            yield
+        finally:
+            self.call("cuThreadExchangeStreamCaptureMode", before)
 
     def copy_async(self, target: int, source: int, size: int, stream: int) -> None:
         """Enqueue a device-to-device copy."""
@@ -335,6 +369,10 @@ class Driver:
                 shared,
             )
         )
+
+    def event_reached(self, event: int) -> bool:
+        """Whether everything in front of an event has finished; False also after an error."""
+        return self.attempt("cuEventQuery", self._cuda.CUevent(event)) is not None
 
     # launches
 

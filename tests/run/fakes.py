@@ -116,20 +116,33 @@ class FakeDriver:
         del self.memory[address]
         self.freed.append(address)
 
-    def zero(self, address: int, size: int) -> None:
+    def zero(self, address: int, size: int, stream: int | None = None) -> None:
         data, at = self.block(address, size)
         data[at : at + size] = bytes(size)
 
-    def write(self, address: int, data: bytes) -> None:
+    def write(self, address: int, data: bytes, stream: int | None = None) -> None:
         block, at = self.block(address, len(data))
         block[at : at + len(data)] = data
 
-    def read(self, address: int, size: int) -> bytearray:
+    def read(self, address: int, size: int, stream: int | None = None) -> bytearray:
         block, at = self.block(address, size)
         return block[at : at + size]
 
     def copy_async(self, target: int, source: int, size: int, stream: int) -> None:
         self.write(target, bytes(self.read(source, size)))
+
+    def create_stream(self) -> int:
+        return self.number()
+
+    def destroy_stream(self, stream: int) -> None:
+        pass
+
+    @contextlib.contextmanager
+    def relaxed_capture(self) -> Iterator[None]:
+        yield
+
+    def event_reached(self, event: int) -> bool:
+        return True
 
     def allocation(self, address: int) -> tuple[int, int] | None:
         for start, data in self.memory.items():

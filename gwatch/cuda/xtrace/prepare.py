@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gwatch.cuda.arming import PatchedKernel, Ring
 from gwatch.cuda.binary.constants import CONSTANT3, ModuleObject, bind_globals, globals_reached
@@ -38,6 +38,8 @@ class Request:
     cta: tuple[tuple[int, ...], ...] | None
     schedule_mode: str
     schedule_prune: bool
+    ctas: int | None = None
+    """Record this many CTAs, evenly spread, however much memory there is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +100,19 @@ def choose(scout: Scout, store: ImageStore, pattern: str, arch: str | None) -> T
         raise UnsupportedError(
             "arch-mismatch", f"{symbols[0]} ran as {cubin.arch.name} code, sass_arch asks for {arch}"
         )
-    kernel = cubin.get_kerneldef_by_name(symbols[0])
-    return Target(images[first], cubin, kernel, tuple(scout.seen), _reached(cubin, kernel))
+    return _target(images[first], cubin, symbols[0], tuple(scout.seen))
+
+
+def target_of(seen: Seen, store: ImageStore) -> Target:
+    """The kernel that one launch runs. Raises TraceError ``[image-not-found]`` or ``[image-ambiguous]``."""
+    symbol = seen.launch.symbol
+    image = find_image(symbol, seen.facts, store)
+    return _target(image, Cubin.from_bytes(image.data, symbol), symbol, (seen,))
+
+
+def _target(image: FoundImage, cubin: Cubin, symbol: str, seen: tuple[Seen, ...]) -> Target:
+    kernel = cubin.get_kerneldef_by_name(symbol)
+    return Target(image, cubin, kernel, seen, _reached(cubin, kernel))
 
 
 def _reached(cubin: Cubin, kernel: KernelDef) -> tuple[ModuleObject, ...]:
@@ -180,6 +193,8 @@ def load_slots(
             _copy_attributes(driver, patched, slot)
             _check_fits(driver, patched, slot)
             layout, chosen = ring_layout(planned.site_map, launch.grid, launch.block, budget, request.cta)
+            if request.ctas is not None and request.ctas < layout.cta_slots:
+                layout = replace(layout, cta_slots=request.ctas)
             slot.constants = _constants(driver, target, facts, patched)
             slot.ring = Ring(driver, layout, chosen)
             slot.patched = patched

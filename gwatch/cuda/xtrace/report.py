@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping, Sequence, Set
+from typing import Any, Protocol
 
 from gwatch.cuda.driver import STATIC_SHARED, Driver
+from gwatch.cuda.launchview import Launch
 from gwatch.cuda.xtrace.decode import Decoded, decode_ring
 from gwatch.cuda.xtrace.outputs import Verdict
-from gwatch.cuda.xtrace.passes import PassObserver, Slot
+from gwatch.cuda.xtrace.passes import Slot
 from gwatch.cuda.xtrace.prepare import Request, Target
 from gwatch.cuda.xtrace.result import TraceResult, cost_per_record, cycles_per_ns, lost_after
 from gwatch.cuda.xtrace.timing import Slowdown, slowdown
@@ -18,18 +20,34 @@ from gwatch.rewrite.trace import TracePlan
 from gwatch.sass.arch import occupancy
 
 
+class PassFacts(Protocol):
+    """What is told about the launches of a traced pass."""
+
+    @property
+    def launches(self) -> Mapping[int, Launch]:
+        """The traced launches by slot."""
+
+    @property
+    def captured(self) -> Set[int]:
+        """Slots whose launch was recorded into a graph."""
+
+    @property
+    def unclaimed(self) -> Sequence[Launch]:
+        """Launches of the kernel that ran without records."""
+
+
 def build(
     driver: Driver,
     target: Target,
     planned: TracePlan,
     request: Request,
     verdict: Verdict,
-    seen: PassObserver,
+    seen: PassFacts,
     slot: Slot,
     index: int,
-    wall_ns: float,
+    wall_ns: float | None,
 ) -> TraceResult:
-    """The result of slot ``index`` of the last traced pass ``seen``, which took ``wall_ns``.
+    """The result of slot ``index`` of the last traced pass ``seen``, which took ``wall_ns`` (None: unknown).
 
     Raises TraceError ``[no-records]`` and what ``decode_ring`` raises.
     """
@@ -38,7 +56,8 @@ def build(
     with driver.inside(slot.context):
         data = slot.ring.read()
         resident = driver.resident_ctas(slot.patched.function, launch.threads, launch.shared_bytes)
-    decoded = decode_ring(data, layout, site_map, duration_ns=min([wall_ns, *slot.traced_ns[-1:]]))
+    bounds = [*slot.traced_ns[-1:], *([] if wall_ns is None else [wall_ns])]
+    decoded = decode_ring(data, layout, site_map, duration_ns=min(bounds, default=None))
     if len(decoded.records) == 0:
         raise TraceError(
             "no-records",
@@ -115,7 +134,7 @@ def _sites(site_map: SiteMap) -> list[dict[str, Any]]:
     ]
 
 
-def _launch(seen: PassObserver, slot: Slot, index: int, target: Target) -> dict[str, Any]:
+def _launch(seen: PassFacts, slot: Slot, index: int, target: Target) -> dict[str, Any]:
     launch = seen.launches[index]
     return {
         "api": launch.api,
@@ -141,7 +160,7 @@ def _cost(decoded: Decoded, slot: Slot, resident: int, slower: Slowdown | None, 
 
 
 def _warnings(
-    decoded: Decoded, slot: Slot, seen: PassObserver, request: Request, target: Target
+    decoded: Decoded, slot: Slot, seen: PassFacts, request: Request, target: Target
 ) -> list[str]:
     assert slot.ring is not None
     layout = slot.ring.layout

@@ -1,0 +1,84 @@
+"""Who is launching: is it an autotuner trying out configurations, and which framework is it?
+
+Read off the Python frames below the launch call, which costs some microseconds and changes nothing. An
+autotuner written in C++ (cuDNN's and cuBLASLt's own search) has no frames and is not recognised.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+# Modules whose name says that they tune; those that do it under another name are listed.
+_TUNING_MODULE = re.compile(
+    r"auto_?tun|(?:^|[._])tuner|torch\._inductor\.(?:runtime\.(?:triton_heuristics|coordinate_descent)"
+    r"|select_algorithm|codegen\.multi_kernel|fx_passes\.pad_mm)"
+)
+# Functions of these modules that try configurations; others of the same modules launch the winner.
+_TRYING = re.compile(r"bench|profil|measure|tun(?:e|ing)(?:_|$)|^tune|_trial|should_pad|pick_algo|check_correct")
+_WINNER = re.compile(r"^(?:run|__call__|launch|forward|wrapper|call|precompile|choose_one)$")
+
+_ORIGINS = (
+    ("torch._inductor", "torch.compile"),
+    ("triton", "Triton"),
+    ("cutlass", "CuTeDSL"),
+    ("tilelang", "TileLang"),
+    ("cupyx", "CuPy"),
+    ("cupy", "CuPy"),
+    ("numba", "numba"),
+    ("pycuda", "PyCUDA"),
+    ("jax", "JAX"),
+    ("cuda", "cuda-python"),
+    ("torch", "torch"),
+)
+# Compiled packages leave no frame: what is imported tells, most specific first.
+_LOADED = (("torch", "torch"), ("cupy", "CuPy"), ("cuda.bindings", "cuda-python"))
+_SYMBOLS = (("cupy_", "CuPy"), ("at6native", "torch"), ("at_cuda_detail", "torch"), ("kernel_cutlass_", "CuTeDSL"))
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """``tuning``: the launch tries out a configuration. ``origin``: the framework, "native" if unknown."""
+
+    tuning: bool
+    origin: str
+
+
+def is_trial(module: str, function: str) -> bool:
+    """Whether a frame of this module and function is an autotuner trying out a configuration."""
+    if _TUNING_MODULE.search(module) is None or module == "__main__":
+        return False
+    return _TRYING.search(function) is not None and _WINNER.match(function) is None
+
+
+def origin_of(modules: Iterable[str], symbol: str) -> str:
+    """Framework that launches kernel ``symbol``, from the modules of the frames, innermost first."""
+    for mark, name in _SYMBOLS:
+        if mark in symbol:
+            return name
+    for module in modules:
+        for prefix, name in _ORIGINS:
+            if module == prefix or module.startswith(prefix + "."):
+                return name
+    for package, name in _LOADED:
+        if package in sys.modules:
+            return name
+    return "native"
+
+
+def frames() -> Iterator[tuple[str, str]]:
+    """(module, function) of the calling thread's Python frames, innermost first, gwatch's own left out."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        module = frame.f_globals.get("__name__", "")
+        if isinstance(module, str) and not module.startswith("gwatch."):
+            yield module, frame.f_code.co_name
+        frame = frame.f_back  # type: ignore[assignment]
+
+
+def caller_of(symbol: str) -> Caller:
+    """Who launches ``symbol`` on this thread right now."""
+    seen = list(frames())
+    return Caller(any(is_trial(*entry) for entry in seen), origin_of((module for module, _ in seen), symbol))

@@ -1,0 +1,96 @@
+"""Which launches of a program are traced; knows nothing of a driver, so recorded launch lists can test it."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+
+from gwatch.cuda.program.options import STEADY, ProgramOptions
+
+MOST_KERNELS = 24
+MOST_SHAPES = 8
+MOST_LAUNCHES = 64
+
+
+@dataclass(slots=True)
+class _Kernel:
+    launches: int = 0
+    shapes: Counter[Hashable] = field(default_factory=Counter)
+    done: bool = False
+    traced: int = 0
+
+
+class Selector:
+    """Decides launch by launch. A launch that an autotuner makes is never chosen and never counted.
+
+    By default the first launches of each shape of a kernel are traced until one shape was launched for the
+    third time; :meth:`best` then names that one, or the last when no shape came that far. That way a kernel
+    that is launched once is not missed.
+    """
+
+    def __init__(self, options: ProgramOptions) -> None:
+        self._options = options
+        self._pattern = re.compile(options.kernel)
+        self._kernels: dict[str, _Kernel] = {}
+        self._best: dict[str, tuple[bool, Hashable]] = {}
+        self.left_alone: Counter[str] = Counter()
+        self.over_limit: set[str] = set()
+
+    def wants(self, mangled: str, demangled: str) -> bool:
+        """Whether the kernel's name is asked for at all."""
+        return any(self._pattern.search(name) is not None for name in (mangled, demangled))
+
+    def choose(self, symbol: str, shape: Hashable, tuning: bool, token: Hashable) -> bool:
+        """Whether to trace this launch; ``token`` identifies it in :meth:`best`."""
+        if tuning:
+            self.left_alone[symbol] += 1
+            return False
+        kernel = self._kernels.get(symbol)
+        if kernel is None:
+            if len(self._kernels) >= MOST_KERNELS and not self._options.kernel:
+                self.over_limit.add(symbol)
+                return False
+            kernel = self._kernels[symbol] = _Kernel()
+        number = kernel.launches
+        kernel.launches += 1
+        kernel.shapes[shape] += 1
+        if self._explicit():
+            chosen = self._in_range(number) and kernel.traced < MOST_LAUNCHES
+            steady = True
+        elif kernel.done or (kernel.shapes[shape] == 1 and len(kernel.shapes) > MOST_SHAPES):
+            chosen = steady = False
+        else:
+            chosen = kernel.shapes[shape] <= STEADY
+            steady = kernel.done = kernel.shapes[shape] == STEADY
+        if chosen:
+            kernel.traced += 1
+            if steady or symbol not in self._best or not self._best[symbol][0]:
+                self._best[symbol] = (steady, token)
+        return chosen
+
+    def best(self, symbol: str) -> tuple[bool, Hashable] | None:
+        """(steady, token) of the launch to report, None when none was traced."""
+        return self._best.get(symbol)
+
+    @property
+    def explicit(self) -> bool:
+        """Whether the user numbered the launches: then all of them are reported."""
+        return self._explicit()
+
+    def launches(self, symbol: str) -> int:
+        """Launches of a kernel outside autotuning."""
+        kernel = self._kernels.get(symbol)
+        return 0 if kernel is None else kernel.launches
+
+    def _explicit(self) -> bool:
+        options = self._options
+        return options.launch is not None or options.skip is not None or options.count is not None
+
+    def _in_range(self, number: int) -> bool:
+        options = self._options
+        if options.launch is not None:
+            return number == options.launch
+        start = options.skip or 0
+        return number >= start and (options.count is None or number < start + options.count)

@@ -1,0 +1,92 @@
+"""The command line of the program to trace: whether it starts Python, and how to run it hooked."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from gwatch.cuda.program.options import VARIABLE, ProgramOptions
+from gwatch.errors import UnsupportedError
+
+_PYTHON = re.compile(r"(?:python|pypy)(?:\d+(?:\.\d+)*)?t?\Z")
+# Interpreter options that keep sitecustomize or PYTHONPATH out.
+_BLOCKING = {"I": "-I", "E": "-E", "S": "-S"}
+_WITH_VALUE = "XWcm"
+BOOTSTRAP = Path(__file__).resolve().parent / "bootstrap"
+
+
+def command_of(target: Sequence[str]) -> list[str]:
+    """The command that runs the program.
+
+    ``python …``, a ``.py`` file (run with this interpreter) and scripts that name a Python in their first line
+    (``torchrun``) are programs gwatch can trace. Raises UnsupportedError ``[target-missing]``,
+    ``[target-not-found]``, ``[target-not-python]``, ``[target-isolated]``.
+    """
+    if not target:
+        raise UnsupportedError(
+            "target-missing", "no program to trace", "gwatch trace [options] -- python script.py arguments"
+        )
+    name, *arguments = target
+    if name.endswith(".py") and Path(name).is_file():
+        return [sys.executable, *target]
+    found = shutil.which(name)
+    if found is None:
+        raise UnsupportedError(
+            "target-not-found", f"there is no program {name!r}", "write it as the shell would run it"
+        )
+    if _PYTHON.match(Path(found).name):
+        _refuse_isolation(arguments)
+        return [found, *arguments]
+    if _PYTHON.match(_interpreter(Path(found))):
+        return [found, *arguments]
+    raise UnsupportedError(
+        "target-not-python",
+        f"{name} does not start Python, and gwatch's hooks live in a Python process",
+        "give the python command inside it; for a C++ program patch the cubin with `gwatch rewrite` and arm it "
+        "in your loader",
+    )
+
+
+def _interpreter(path: Path) -> str:
+    """File name of the program that a script's first line names, "" for anything else."""
+    try:
+        with path.open("rb") as file:
+            first = file.readline(512)
+    except OSError:
+        return ""
+    words = first[2:].decode(errors="replace").split() if first[:2] == b"#!" else []
+    if words and Path(words[0]).name == "env":
+        words = [word for word in words[1:] if not word.startswith("-") and "=" not in word]
+    return Path(words[0]).name if words else ""
+
+
+def _refuse_isolation(arguments: Sequence[str]) -> None:
+    for argument in arguments:
+        if not argument.startswith("-") or argument.startswith("--") or argument == "-":
+            return
+        for letter in argument[1:]:
+            if letter in _BLOCKING:
+                raise UnsupportedError(
+                    "target-isolated",
+                    f"python {_BLOCKING[letter]} keeps gwatch's sitecustomize out of the program",
+                    f"leave {_BLOCKING[letter]} out",
+                )
+            if letter in _WITH_VALUE:
+                # -c and -m end the options; -X and -W take the rest or the next word, which is no option letter.
+                if letter in "cm":
+                    return
+                break
+
+
+def environment(options: ProgramOptions, base: Mapping[str, str]) -> dict[str, str]:
+    """Environment of the program: gwatch's bootstrap folder in front, gwatch itself at the end of its path."""
+    package = str(Path(__file__).resolve().parents[3])
+    given = [part for part in base.get("PYTHONPATH", "").split(os.pathsep) if part]
+    path = [str(BOOTSTRAP), *(part for part in given if part != str(BOOTSTRAP))]
+    if package not in path:
+        path.append(package)
+    return {**base, "PYTHONPATH": os.pathsep.join(path), VARIABLE: options.to_text()}
