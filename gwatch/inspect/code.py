@@ -19,6 +19,7 @@ from gwatch.sass.arch import Arch
 from gwatch.sass.isa import isa_for
 
 UNDECODED = "(undecoded)"
+JUMPS = ("BRA", "JMP")
 _TEXT = re.compile(r"(?:@(!?)(U?)P([0-9T]+)\s+)?(\S+)\s*(.*)", re.S)
 _TARGET = re.compile(r"(-?0x[0-9a-f]+)$")
 _RELATIVE = re.compile("|".join(rf"{re.escape(name)}(?![A-Z0-9_])" for name in nvdisasm.RELATIVE))
@@ -43,6 +44,7 @@ class Code:
             np.arange(len(words), dtype=np.int64) * arch.instruction_size if addresses is None else addresses
         )
         self._templates = templates
+        self._masks: dict[tuple[str, ...], npt.NDArray[np.bool_]] = {}
         self.engine = "tables" if templates is not None else "nvdisasm"
 
     def __len__(self) -> int:
@@ -89,10 +91,17 @@ class Code:
         """Mnemonic of each of :attr:`opcode_names`."""
         return [name.split(".")[0] for name in self.opcode_names]
 
+    def mask(self, *mnemonics: str) -> npt.NDArray[np.bool_]:
+        """Per instruction: whether it has one of these mnemonics."""
+        found = self._masks.get(mnemonics)
+        if found is None:
+            wanted = np.array([name in mnemonics for name in self.mnemonics] or [False], np.bool_)
+            found = self._masks[mnemonics] = wanted[self.opcodes]
+        return found
+
     def where(self, *mnemonics: str) -> npt.NDArray[np.int64]:
         """Indices of the instructions with one of these mnemonics, ascending."""
-        codes = [code for code, name in enumerate(self.mnemonics) if name in mnemonics]
-        return np.flatnonzero(np.isin(self.opcodes, codes)) if codes else np.zeros(0, np.int64)
+        return np.flatnonzero(self.mask(*mnemonics))
 
     @cached_property
     def guarded(self) -> npt.NDArray[np.bool_]:
@@ -115,6 +124,21 @@ class Code:
         return out
 
     @cached_property
+    def conditional(self) -> npt.NDArray[np.bool_]:
+        """Per jump (BRA, JMP): whether it may also not be taken, by its guard or by an operand. False elsewhere."""
+        jumps = self.where(*JUMPS)
+        out = np.zeros(len(self.words), np.bool_)
+        out[jumps] = self.guarded[jumps]
+        if self._templates is not None and bool(self._known.all()):
+            for template, members in self._templates.grouped(self.words[jumps], self._keys[jumps]):
+                if template is None or any("," in piece for piece in template.pieces):
+                    out[jumps[members]] = True
+        else:
+            for place, text in zip(jumps.tolist(), self.texts_at(jumps), strict=True):
+                out[place] |= "," in split_text(text)[2]
+        return out
+
+    @cached_property
     def texts(self) -> list[str]:
         """nvdisasm's text of each instruction, targets absolute, no semicolon."""
         return self.texts_at(np.arange(len(self.words)))
@@ -131,7 +155,7 @@ class Code:
 
     def _from_tables(self, templates: WordTemplates, chosen: npt.NDArray[np.int64]) -> list[str]:
         size = self.arch.instruction_size
-        out = [""] * len(self.words)
+        out: dict[int, str] = {}
         missing = [chosen[~self._known[chosen]]]
         good = chosen[self._known[chosen]]
         for template, members in templates.grouped(self.words[good], self._keys[good]):
@@ -140,16 +164,16 @@ class Code:
                 missing.append(places)
                 continue
             bodies = templates.fill(template, self.words[places], self.addresses[places] + size)
-            for place, body in zip(places.tolist(), bodies, strict=True):
-                out[place] = body
+            out.update(zip(places.tolist(), bodies, strict=True))
         self._add_guards(templates, out, good[self.guarded[good]])
         unknown = np.concatenate(missing)
         if len(unknown):
-            for place, text in zip(unknown.tolist(), self._disassembled(unknown), strict=True):
-                out[place] = text
-        return out if len(chosen) == len(out) else [out[place] for place in chosen.tolist()]
+            out.update(zip(unknown.tolist(), self._disassembled(unknown), strict=True))
+        return [out[place] for place in chosen.tolist()]
 
-    def _add_guards(self, templates: WordTemplates, texts: list[str], guarded: npt.NDArray[np.int64]) -> None:
+    def _add_guards(
+        self, templates: WordTemplates, texts: dict[int, str], guarded: npt.NDArray[np.int64]
+    ) -> None:
         guards = (self.words[guarded, 0] >> np.uint64(12) & np.uint64(15)).tolist()
         uniform: dict[int, bool] = {}
         for number in np.unique(self._keys[guarded]).tolist():
@@ -187,6 +211,17 @@ class CodePart(Code):
     @property
     def mnemonics(self) -> list[str]:
         return self.whole.mnemonics
+
+    def mask(self, *mnemonics: str) -> npt.NDArray[np.bool_]:
+        return self.whole.mask(*mnemonics)[self.start : self.stop]
+
+    @cached_property
+    def guarded(self) -> npt.NDArray[np.bool_]:
+        return self.whole.guarded[self.start : self.stop]
+
+    @cached_property
+    def conditional(self) -> npt.NDArray[np.bool_]:
+        return self.whole.conditional[self.start : self.stop]
 
     @cached_property
     def targets(self) -> npt.NDArray[np.int64]:

@@ -107,10 +107,9 @@ def kernel_facts(
     """
     records = view.attributes(kernel)
     code = view.code(kernel)
-    counts = np.bincount(code.opcodes, minlength=len(code.opcode_names)).tolist()
-    used = {name: count for name, count in zip(code.opcode_names, counts, strict=True) if count}
     real = len(code) - _padding(code)
-    used["NOP"] = used.get("NOP", 0) - (len(code) - real)
+    counts = np.bincount(code.opcodes[:real])
+    used = {code.opcode_names[number]: int(counts[number]) for number in np.flatnonzero(counts).tolist()}
     mix: Counter[str] = Counter()
     for name, count in used.items():
         mix[unit_of(name)] += count
@@ -143,8 +142,8 @@ def kernel_facts(
         spills_exact=exact,
         local_accesses=local,
         occupancy=occupied if kernel.is_entry else None,
-        opcodes=tuple(sorted((name, count) for name, count in used.items() if count)),
-        mix=tuple(sorted((unit, count) for unit, count in mix.items() if count)),
+        opcodes=tuple(sorted(used.items())),
+        mix=tuple(sorted(mix.items())),
         memory=_memory(used),
         tensor=_named(used, is_tensor),
         tma=tuple(sorted((name, count) for name, count in used.items() if unit_of(name) == "tma")),
@@ -155,8 +154,7 @@ def kernel_facts(
 
 def _padding(code: Code) -> int:
     """Trailing instructions that never run: NOPs behind the last trap or branch."""
-    nops = [number for number, name in enumerate(code.opcode_names) if name == "NOP"]
-    other = np.flatnonzero(~np.isin(code.opcodes, nops))
+    other = np.flatnonzero(~code.mask("NOP"))
     return len(code) - (int(other[-1]) + 1 if len(other) else 0)
 
 
@@ -228,7 +226,7 @@ def _memory(used: dict[str, int]) -> tuple[MemoryUse, ...]:
     out = []
     for name, count in sorted(used.items()):
         access = access_of(name)
-        if access is not None and count:
+        if access is not None:
             out.append(MemoryUse(name, access.space, access.action, access.bits, access.modifiers, count))
     return tuple(out)
 

@@ -13,11 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from gwatch.inspect.code import Code, split_text
+from gwatch.inspect.code import JUMPS, Code
 
-_JUMPS = frozenset({"BRA", "JMP"})
-_INDIRECT = frozenset({"BRX", "BRXU", "JMX", "JMXU"})
-_ENDS = frozenset({"EXIT", "RET", "KILL", "RTT", "PRET"})
+_INDIRECT = ("BRX", "BRXU", "JMX", "JMXU")
+_ENDS = ("EXIT", "RET", "KILL", "RTT", "PRET")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +51,7 @@ class Blocks:
 
 def find_blocks(code: Code, indirect: dict[int, tuple[int, ...]] | None = None) -> Blocks:
     """The basic blocks of one section; ``indirect`` as in :func:`find_loops`."""
-    leaders, following = _blocks(code, code.where(*_JUMPS), indirect or {}, code.arch.instruction_size)
+    leaders, following = _blocks(code, code.where(*JUMPS), indirect or {}, code.arch.instruction_size)
     before: list[list[int]] = [[] for _ in following]
     for block, targets in enumerate(following):
         for target in dict.fromkeys(targets):
@@ -68,7 +67,7 @@ def find_loops(code: Code, indirect: dict[int, tuple[int, ...]] | None = None) -
     INDIRECT_BRANCH_TARGETS); an indirect branch without an entry has no successor.
     """
     size = code.arch.instruction_size
-    jumps = code.where(*_JUMPS)
+    jumps = code.where(*JUMPS)
     backward = code.targets[jumps] <= code.addresses[jumps]
     backward &= code.targets[jumps] >= 0
     endless = (code.targets[jumps] == code.addresses[jumps]) & ~code.guarded[jumps]
@@ -86,10 +85,11 @@ def _blocks(
     """First instruction of each block (and the end), and the blocks that may follow each."""
     count = len(code)
     leaves: dict[int, tuple[list[int], bool]] = {}  # last instruction of a block -> (targets, goes on behind)
-    texts = code.texts_at(jumps)
-    for index, target, text in zip(jumps.tolist(), code.targets[jumps].tolist(), texts, strict=True):
-        conditional = bool(code.guarded[index]) or "," in split_text(text)[2]
-        leaves[index] = ([target // size] if 0 <= target < count * size else [], conditional)
+    goals = code.targets[jumps] // size  # -1 // size is -1: a jump to another section
+    for index, goal, goes_on in zip(
+        jumps.tolist(), goals.tolist(), code.conditional[jumps].tolist(), strict=True
+    ):
+        leaves[index] = ([goal] if 0 <= goal < count else [], goes_on)
     for index in code.where(*_INDIRECT).tolist():
         leaves[index] = ([t // size for t in indirect.get(index * size, ())], bool(code.guarded[index]))
     for index in code.where(*_ENDS).tolist():
