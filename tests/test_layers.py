@@ -27,6 +27,7 @@ LAYERS = [
     ("gwatch.cuda.arguments", 4),
     ("gwatch.cuda.arming", 4),
     ("gwatch.cuda.xtrace", 5),
+    ("gwatch.cuda.program", 5),
     ("gwatch.cuda.trace", 5),
     ("gwatch.cuda.launcher", 5),
     ("gwatch.cuda", 5),

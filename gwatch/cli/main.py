@@ -17,6 +17,7 @@ from gwatch.errors import GWatchError
 COMMANDS = {
     "rewrite": ("gwatch.cli.rewrite", "insert trace records at SASS sites of a cubin"),
     "decode": ("gwatch.cli.decode", "decode a ring buffer that your own loader filled"),
+    "trace": ("gwatch.cli.trace", "trace a Python program's kernels, unchanged"),
     "show": ("gwatch.cli.show", "print a trace: verdict, tables, timeline"),
     "inspect": ("gwatch.cli.inspect", "what is in a cubin, library, package or folder; rules for CI"),
     "diff": ("gwatch.cli.diff", "compare two cubins, libraries or packages, kernel by kernel"),

@@ -17,7 +17,9 @@ _TUNING_MODULE = re.compile(
     r"|select_algorithm|codegen\.multi_kernel|fx_passes\.pad_mm)"
 )
 # Functions of these modules that try configurations; others of the same modules launch the winner.
-_TRYING = re.compile(r"bench|profil|measure|tun(?:e|ing)(?:_|$)|^tune|_trial|should_pad|pick_algo|check_correct")
+_TRYING = re.compile(
+    r"bench|profil|measure|tun(?:e|ing)(?:_|$)|^tune|_trial|should_pad|pick_algo|check_correct"
+)
 _WINNER = re.compile(r"^(?:run|__call__|launch|forward|wrapper|call|precompile|choose_one)$")
 
 _ORIGINS = (
@@ -35,7 +37,12 @@ _ORIGINS = (
 )
 # Compiled packages leave no frame: what is imported tells, most specific first.
 _LOADED = (("torch", "torch"), ("cupy", "CuPy"), ("cuda.bindings", "cuda-python"))
-_SYMBOLS = (("cupy_", "CuPy"), ("at6native", "torch"), ("at_cuda_detail", "torch"), ("kernel_cutlass_", "CuTeDSL"))
+_SYMBOLS = (
+    ("cupy_", "CuPy"),
+    ("at6native", "torch"),
+    ("at_cuda_detail", "torch"),
+    ("kernel_cutlass_", "CuTeDSL"),
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,281 @@
+"""``gwatch trace -- python script.py``: trace a program's kernels without touching the program."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gwatch.errors import TraceError
+
+if TYPE_CHECKING:
+    from gwatch.cuda.program.collected import Program
+    from gwatch.cuda.program.options import ProgramOptions
+
+_FORMS = (".html", ".htm", ".json", ".gwatch")
+_NOTHING = 3
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.usage = "gwatch trace [options] -- python script.py [arguments]"
+    add = parser.add_argument
+    add("--list", action="store_true", help="say what the program launches; nothing is traced")
+    add("--kernel", metavar="REGEX", default="", help="kernel whose mangled or demangled name matches")
+    add("--all-kernels", action="store_true", help="report every kernel that matches, not the longest alone")
+    add("--launch", type=int, metavar="N", help="the kernel's launch N, from 0, autotuning not counted")
+    add("--launch-skip", type=int, metavar="N", help="leave the first N launches alone")
+    add("--launch-count", type=int, metavar="N", help="trace N launches")
+    add(
+        "--cta",
+        type=_dim3,
+        action="append",
+        default=[],
+        metavar="X,Y,Z",
+        help="record this CTA only (repeatable)",
+    )
+    add("--ctas", type=int, metavar="N", help="record N CTAs, evenly spread over the grid")
+    add(
+        "--site",
+        action="append",
+        default=[],
+        metavar="SITE",
+        help="as in `gwatch rewrite`; `thread`: per thread",
+    )
+    add("--region", action="append", default=[], metavar="NAME=SITE..SITE", help="a span between two sites")
+    add("--auto", action="store_true", help="barriers, TMA, MMA and loops, with the roles of the warps")
+    add("--clock", choices=("anchor", "gpu", "sm"), default="anchor")
+    add("--depth", type=int, help="records kept per lane")
+    add("--keep", choices=("newest", "first"), default="newest")
+    add("--ring-bytes", type=int, metavar="N", help="device memory for a launch's records (default 64 MiB)")
+    add("--verify", action="store_true", help="replay the launch plain and traced, and compare what it wrote")
+    add(
+        "--timeout", type=float, metavar="S", help="report a traced launch that has not ended after S seconds"
+    )
+    add("--untested-arch", action="store_true", help="trace architectures that gwatch was never run on")
+    add("-o", "--output", type=Path, metavar="FILE", help="report: FILE.html, .json, .chrome.json or .gwatch")
+    add("--force", action="store_true", help="replace files that are there")
+    add("--json", action="store_true", help="the summary or list as JSON")
+    add("program", nargs=argparse.REMAINDER, metavar="-- PROGRAM", help=argparse.SUPPRESS)
+
+
+def _dim3(text: str) -> tuple[int, int, int]:
+    try:
+        parts = [int(part) for part in text.split(",")]
+    except ValueError:
+        parts = []
+    if not 1 <= len(parts) <= 3 or min(parts) < 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not X,Y,Z")
+    x, y, z = (*parts, 0, 0)[:3]
+    return x, y, z
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command.
+
+    The program's exit code when it is not 0; else 0, 1 for outputs that differ, 2 for several matching kernels, 3
+    when nothing was recorded.
+    """
+    from gwatch.cuda.program.collected import outputs_of, process_names, refuse_existing, run_program
+
+    options = _options(args)
+    if args.output is not None and args.output.suffix.lower() not in _FORMS:
+        raise TraceError(
+            "unknown-format",
+            f"cannot write a report as {args.output.name}",
+            "name it .html, .json or .gwatch",
+        )
+    target = args.program[1:] if args.program[:1] == ["--"] else args.program
+    report = args.output if args.output is not None and args.output.suffix.lower() != ".gwatch" else None
+    if not args.list:
+        refuse_existing([*outputs_of(args.output, 1, ()), *([report] if report else [])], args.force)
+    with run_program(target, options, os.environ) as (program, folder):
+        if args.list:
+            return program.code or _list(program, options, args.json)
+        if any(item["ambiguous"] for item in program.watched):
+            return _ambiguous(program, options)
+        traced = [item for item in program.watched if item["archive"]]
+        names = process_names(traced)
+        archives = outputs_of(args.output, len(traced), names)
+        if len(traced) > 1:
+            refuse_existing(archives, args.force)
+        written = _write([folder / item["archive"] for item in traced], archives, report)
+    return _summary(program, options, traced, written, args.json)
+
+
+def _options(args: argparse.Namespace) -> ProgramOptions:
+    from gwatch.cuda.program.options import DEFAULT_RING_BYTES, ProgramOptions
+
+    return ProgramOptions(
+        folder="",
+        list_only=args.list,
+        kernel=args.kernel,
+        all_kernels=args.all_kernels,
+        launch=args.launch,
+        skip=args.launch_skip,
+        count=args.launch_count,
+        cta=tuple(args.cta),
+        ctas=args.ctas,
+        sites=tuple(args.site),
+        regions=tuple(args.region),
+        auto=args.auto,
+        clock=args.clock,
+        depth=args.depth,
+        keep=args.keep,
+        verify=args.verify,
+        timeout=args.timeout,
+        ring_bytes=args.ring_bytes or DEFAULT_RING_BYTES,
+        untested_arch=args.untested_arch,
+    )
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"gwatch: {line}\n")
+
+
+def _write(sources: list[Path], archives: list[Path], report: Path | None) -> list[Path]:
+    """Put the processes' archives in place; the report holds the launches of all of them."""
+    from gwatch.common.format import File, Section_IntraKernelTrace
+    from gwatch.cuda.binary.cubin import write_atomically
+
+    if not sources:
+        return []
+    for source, target in zip(sources, archives, strict=True):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(target, source.read_bytes())
+    if report is None:
+        return list(archives)
+    loaded = [File.load(archive) for archive in archives]
+    merged = File(title=loaded[0].title)
+    section = Section_IntraKernelTrace()
+    section.runs = [run for file in loaded for part in file.traces for run in part.runs]
+    merged.add_section(section)
+    merged.render(report)
+    return [report, *archives]
+
+
+def _list(program: Program, options: ProgramOptions, as_json: bool) -> int:
+    from gwatch.cuda.program.collected import causes, process_names
+    from gwatch.cuda.program.launches import table_lines
+    from gwatch.cuda.program.outcome import untimed_note
+
+    watched = program.watched
+    if as_json:
+        import json
+
+        print(json.dumps({"exit_code": program.code, "processes": list(program.processes)}))
+        return 0 if watched else _NOTHING
+    for name, item in zip(process_names(watched), watched, strict=True):
+        rows = [row for row in item["kernels"] if row["kernel"] in item["wanted"]]
+        if len(watched) > 1:
+            print(f"{name}:")
+        print("\n".join(table_lines(rows)))
+        note = untimed_note(rows)
+        print(
+            f"{sum(row['launches'] for row in rows)} launches of {len(rows)} kernels"
+            + (f"; {note}" if note else "")
+        )
+        for problem in item["problems"]:
+            _say(problem)
+    if not watched:
+        for cause in causes(program, options):
+            _say(cause)
+    return 0 if watched else _NOTHING
+
+
+def _ambiguous(program: Program, options: ProgramOptions) -> int:
+    from gwatch.cuda.program.launches import table_lines
+
+    item = next(item for item in program.watched if item["ambiguous"])
+    rows = [row for row in item["kernels"] if row["kernel"] in item["wanted"]]
+    print("\n".join(table_lines(rows)))
+    _say(
+        f"[kernel-ambiguous] --kernel {options.kernel!r} matches {len(rows)} kernels; give a narrower one, or "
+        "--all-kernels"
+    )
+    return 2
+
+
+def _summary(
+    program: Program,
+    options: ProgramOptions,
+    traced: list[dict[str, Any]],
+    written: list[Path],
+    as_json: bool,
+) -> int:
+    from gwatch.cuda.program.collected import causes
+
+    reasons = causes(program, options) if not traced else []
+    if as_json:
+        import json
+
+        facts = {
+            "exit_code": program.code,
+            "written": [str(path) for path in written],
+            "causes": reasons,
+            "processes": list(program.processes),
+        }
+        print(json.dumps(facts))
+    else:
+        for item in traced:
+            for line in run_lines(item):
+                print(line)
+        if written:
+            print(f"written     {', '.join(map(str, written))}")
+    for item in program.watched if traced else ():
+        for problem in item["problems"]:
+            _say(problem)
+    for reason in reasons:
+        _say(f"nothing was recorded: {reason}")
+    if program.code:
+        _say(f"the program ended with exit code {program.code}, which is passed on")
+        return program.code
+    if not traced:
+        return _NOTHING
+    return 1 if any(one["outputs"] == "differ" for item in traced for one in item["runs"]) else 0
+
+
+def run_lines(item: dict[str, Any]) -> list[str]:
+    """What is printed about one process: its traced launches, and what was left alone."""
+    from gwatch.cuda.program.launches import time_text
+
+    lines = []
+    where = "" if item["rank"] is None else f", rank {item['rank']}"
+    for one in item["runs"]:
+        if one["explicit"]:
+            why = "as asked for"
+        elif one["steady"]:
+            why = "the third of its shape"
+        else:
+            why = "the last seen: no shape was launched three times"
+        grid, block = "x".join(map(str, one["grid"])), "x".join(map(str, one["block"]))
+        times = []
+        if one["traced_ns"] is not None:
+            times.append(f"{time_text(one['traced_ns'])} traced")
+        if one["plain_ns"] is not None:
+            times.append(f"{time_text(one['plain_ns'])} at the median of the untraced ones")
+        registers = one["registers"]
+        lines += [
+            f"kernel      {one['demangled']}",
+            f"launch      {one['number']} of {one['launches']} ({why}), grid {grid}, block {block}, "
+            f"device {one['device']}{where}" + (", captured into a graph" if one["captured"] else ""),
+            f"records     {one['records']}, {one['dropped']} dropped, {one['sites']} sites; registers "
+            f"{registers['before']} -> {registers['after']}",
+            f"time        {', '.join(times) or 'not known'} (host's launch included)",
+            f"outputs     {one['outputs']}",
+        ]
+        lines += [f"note        {text}" for text in one["warnings"]]
+    others = len(item["kernels"]) - len({one["kernel"] for one in item["runs"]})
+    if item["tuning"]:
+        lines.append(f"left alone  {item['tuning']} launches made by autotuners")
+    if others > 0:
+        lines.append(
+            f"left alone  {others} other kernels (gwatch trace --list shows them; --kernel picks one)"
+        )
+    if item["over_limit"]:
+        lines.append(
+            f"left alone  {len(item['over_limit'])} kernels beyond the first 24: name one with --kernel"
+        )
+    return lines

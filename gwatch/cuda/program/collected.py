@@ -1,0 +1,144 @@
+"""The command's side: run the program, gather what its processes left, write the files, say what happened."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from gwatch.cuda.program.options import ProgramOptions
+from gwatch.cuda.program.target import command_of, environment
+from gwatch.errors import TraceError
+
+SIGNAL_BASE = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A program that has ended: its exit code (128 + n for signal n) and what each process left."""
+
+    code: int
+    processes: tuple[dict[str, Any], ...]
+
+    @property
+    def watched(self) -> list[dict[str, Any]]:
+        """Processes that launched kernels, by rank and process id."""
+        found = [item for item in self.processes if item.get("kernels")]
+        return sorted(found, key=lambda item: (item.get("rank") is None, item.get("rank"), item["pid"]))
+
+
+@contextlib.contextmanager
+def run_program(
+    target: Sequence[str], options: ProgramOptions, base: Mapping[str, str]
+) -> Iterator[tuple[Program, Path]]:
+    """Run the program to its end; yields it with the folder of the archives, which then goes away.
+
+    Its standard streams are this process's own. Raises UnsupportedError as
+    :func:`~gwatch.cuda.program.target.command_of` does.
+    """
+    command = command_of(target)
+    folder = Path(tempfile.mkdtemp(prefix="gwatch-"))
+    try:
+        asked = replace(options, folder=str(folder))
+        child = subprocess.Popen(command, env=environment(asked, base))
+        code = _wait(child)
+        yield Program(SIGNAL_BASE - code if code < 0 else code, _read(folder)), folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _wait(child: subprocess.Popen[bytes]) -> int:
+    """The terminal sends Ctrl-C to both; the program decides what it means, this process waits for it."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    terminate = signal.signal(signal.SIGTERM, lambda *_: child.terminate())
+    try:
+        return child.wait()
+    finally:
+        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGTERM, terminate)
+
+
+def _read(folder: Path) -> tuple[dict[str, Any], ...]:
+    return tuple(json.loads(path.read_text()) for path in sorted(folder.glob("*.json")))
+
+
+def causes(program: Program, options: ProgramOptions) -> list[str]:
+    """Why nothing was recorded, ``[code] text`` lines; every empty trace has at least one."""
+    if not program.processes:
+        return [
+            "[not-hooked] no Python process of the program came up with gwatch's sitecustomize; is it started with "
+            "-I, -E, -S or a cleared PYTHONPATH?"
+        ]
+    found = [problem for item in program.processes for problem in item.get("problems", ())]
+    unfinished = [item for item in program.processes if item["state"] == "started"]
+    if unfinished:
+        found.append(
+            f"[process-killed] process {unfinished[0]['pid']} ended without reaching Python's exit (os._exit, a "
+            "signal, a crash): its records are lost"
+        )
+    if not program.watched:
+        if not found:
+            states = {item["state"] for item in program.processes}
+            found.append(
+                "[no-launches] the program launched no kernel that gwatch could see"
+                if "done" in states
+                else "[no-cuda] no process imported a package that launches kernels (torch, triton, cupy, "
+                "cuda-python, numba.cuda, cutlass, …)"
+            )
+        return found
+    rows = [row for item in program.watched for row in item["kernels"]]
+    wanted = {name for item in program.watched for name in item["wanted"]}
+    chosen = [row for row in rows if row["kernel"] in wanted]
+    if not chosen:
+        names = ", ".join(dict.fromkeys(row["demangled"] for row in rows[:8]))
+        found.append(f"[kernel-not-launched] no launched kernel matches {options.kernel!r}; seen: {names}")
+    elif all(row["launches"] == row["autotuning"] for row in chosen):
+        found.append(
+            f"[only-autotuning] all {sum(row['launches'] for row in chosen)} matching launches were made by an "
+            "autotuner trying configurations, which gwatch leaves alone"
+        )
+    elif not found:
+        launches = max(row["launches"] - row["autotuning"] for row in chosen)
+        found.append(
+            f"[launch-not-reached] the kernel was launched {launches} times, and the launch asked for is none "
+            "of them"
+        )
+    return found
+
+
+def outputs_of(output: Path | None, count: int, ranks: Sequence[str]) -> list[Path]:
+    """Paths of the archives: ``trace.gwatch``, or one per process where several were traced."""
+    base = Path("trace.gwatch") if output is None else output.with_suffix(".gwatch")
+    if output is not None and output.name.endswith(".chrome.json"):
+        base = output.with_name(output.name[: -len(".chrome.json")] + ".gwatch")
+    if count <= 1:
+        return [base]
+    return [base.with_name(f"{base.stem}.{rank}.gwatch") for rank in ranks]
+
+
+def process_names(processes: Sequence[dict[str, Any]]) -> list[str]:
+    """ "rank0" where a launcher numbered the processes, else "pid1234"; all different."""
+    names = [f"pid{item['pid']}" if item.get("rank") is None else f"rank{item['rank']}" for item in processes]
+    return [
+        f"{name}-pid{item['pid']}" if names.count(name) > 1 else name
+        for name, item in zip(names, processes, strict=True)
+    ]
+
+
+def refuse_existing(paths: Sequence[Path], force: bool) -> None:
+    """Raises TraceError ``[output-exists]`` before the program runs."""
+    for path in paths:
+        if path.exists() and not force:
+            raise TraceError(
+                "output-exists", f"{path} is there already", "--force replaces it, -o names another file"
+            )
+        if not os.access(path.parent if str(path.parent) else ".", os.W_OK) and path.parent.exists():
+            raise TraceError("output-folder", f"{path.parent} is not writable", "-o names another file")

@@ -1,0 +1,223 @@
+"""What one process of the program leaves behind: ``PID.json`` with its launch table and verdicts, and
+``PID.gwatch`` with the traced launches."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from gwatch.common.format import File, Section_IntraKernelTrace
+from gwatch.cuda.capture import hooks
+from gwatch.cuda.launchview import Launch
+from gwatch.cuda.program.launches import time_text
+from gwatch.cuda.program.options import ProgramOptions
+from gwatch.cuda.program.places import merge_exits
+from gwatch.cuda.program.prepared import prepare
+from gwatch.cuda.program.session import Kernel, ProgramSession, Traced
+from gwatch.cuda.xtrace.outputs import Verdict
+from gwatch.cuda.xtrace.passes import Seen
+from gwatch.cuda.xtrace.report import build
+from gwatch.cuda.xtrace.result import TraceResult
+from gwatch.errors import GWatchError, LaunchError, TraceError
+
+_RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "PMI_RANK")
+
+
+class _Facts:
+    """One traced launch as ``report.build`` wants to hear of it."""
+
+    def __init__(self, traced: Traced, others: int) -> None:
+        self.launches = {0: traced.launch}
+        self.captured = {0} if traced.slot.seen.captured else set()
+        self.unclaimed: list[Launch] = [traced.launch] * others
+
+
+def rank() -> int | None:
+    """This process's rank in a distributed program, from what its launcher put into the environment."""
+    for name in _RANKS:
+        value = os.environ.get(name, "")
+        if value.isdecimal():
+            return int(value)
+    return None
+
+
+def collect(session: ProgramSession) -> dict[str, Any]:
+    """End a session: read its rings, write the process's archive, free everything; returns its results.
+
+    Nothing here raises for what the program did: reasons are in ``problems``, ``[code] text`` each.
+    """
+    options = session.options
+    problems: list[str] = []
+    broken = session.stop_watching()
+    if broken is not None:
+        problems.append(_said(broken))
+    session.finish_times()
+    told: list[dict[str, Any]] = []
+    section = Section_IntraKernelTrace()
+    several = [kernel for kernel in session.kernels.values() if kernel.wanted]
+    ambiguous = bool(options.kernel) and len(several) > 1 and not options.all_kernels
+    groups = [] if ambiguous or options.list_only else list(session.reported())
+    for kernel, chosen in groups:
+        for traced in chosen:
+            try:
+                result = _result(session, kernel, traced)
+            except GWatchError as error:
+                problems.append(_said(error))
+                continue
+            places = traced.prepared.places
+            section.add_run(
+                result, site_regions=places.regions or None, scope_roles=dict(places.roles) or None
+            )
+            told.append(_told(session, kernel, traced, result))
+        if section.runs and not options.all_kernels:
+            break
+    for kernel in several:
+        if kernel.refused is not None:
+            problems.append(_said(kernel.refused))
+    _traceable(session)
+    session.release()
+    outcome = {
+        "pid": os.getpid(),
+        "rank": rank(),
+        "argv": list(sys.orig_argv),
+        "state": "done",
+        "kernels": [kernel.row.to_json() for kernel in session.kernels.values()],
+        "wanted": [kernel.row.symbol for kernel in several],
+        "tuning": sum(session.selector.left_alone.values()),
+        "over_limit": sorted(session.selector.over_limit),
+        "ambiguous": ambiguous,
+        "runs": told,
+        "problems": list(dict.fromkeys(problems)),
+        "archive": None,
+    }
+    if section.runs:
+        path = Path(options.folder) / f"{os.getpid()}.gwatch"
+        report = File(title=f"Trace of {' '.join(sys.argv) or 'a Python program'}")
+        report.add_section(section)
+        report.render(path)
+        outcome["archive"] = path.name
+    return outcome
+
+
+def save(folder: str, outcome: dict[str, Any]) -> None:
+    """Write a process's results; the parent reads them when the program has ended."""
+    path = Path(folder) / f"{outcome['pid']}.json"
+    temporary = path.with_suffix(".part")
+    temporary.write_text(json.dumps(outcome))
+    os.replace(temporary, path)
+
+
+def _said(error: BaseException) -> str:
+    return str(error) if isinstance(error, GWatchError) else f"[internal] {type(error).__name__}: {error}"
+
+
+def _result(session: ProgramSession, kernel: Kernel, traced: Traced) -> TraceResult:
+    """Raises TraceError and LaunchError ``[kernel-crashed]``, ``[launch-failed]``, ``[context-gone]``."""
+    slot, launch, driver = traced.slot, traced.launch, session.driver
+    if traced.failed:
+        raise LaunchError(
+            "launch-failed",
+            f"the driver refused launch {traced.number} of {launch.symbol}, which was to be traced",
+            "see whether it works untraced; if it does, trace fewer sites or without values",
+        )
+    try:
+        with driver.inside(slot.context):
+            driver.synchronize()
+    except LaunchError as error:
+        if "CONTEXT" in error.message.upper():
+            raise TraceError(
+                "context-gone",
+                f"the program destroyed its context before it ended, and the records of {launch.symbol} with it",
+                "let the context live until the program ends",
+            ) from None
+        raise LaunchError(
+            "kernel-crashed",
+            f"the GPU stopped with an error, so the records of {launch.symbol} cannot be read ({error.message})",
+            "if the program runs without gwatch this is gwatch's fault; compute-sanitizer names the access",
+        ) from None
+    others = kernel.row.count - kernel.row.tuning - len(kernel.traced)
+    result = build(
+        driver,
+        traced.prepared.target,
+        traced.prepared.planned,
+        traced.prepared.request,
+        Verdict(traced.verdict),
+        _Facts(traced, max(others, 0)),
+        slot,
+        0,
+        None,
+    )
+    if traced.prepared.places.lifetime:
+        merge_exits(result)
+    result["launch"].update(
+        index=traced.number,
+        launches=kernel.row.count - kernel.row.tuning,
+        rank=rank(),
+        process=os.getpid(),
+        origin=kernel.row.origin,
+        kernel=kernel.row.demangled,
+    )
+    return result
+
+
+def _told(session: ProgramSession, kernel: Kernel, traced: Traced, result: TraceResult) -> dict[str, Any]:
+    """The facts of a traced launch that the command prints."""
+    launch = traced.launch
+    shape = (launch.grid, launch.block, launch.cluster, launch.shared_bytes)
+    plain = kernel.times.get(shape, [])
+    best = session.selector.best(launch.symbol)
+    return {
+        "kernel": launch.symbol,
+        "demangled": kernel.row.demangled,
+        "number": traced.number,
+        "steady": bool(best and best[0] and best[1] == (traced.number,)),
+        "explicit": session.selector.explicit,
+        "launches": kernel.row.count - kernel.row.tuning,
+        "tuning": kernel.row.tuning,
+        "grid": launch.grid,
+        "block": launch.block,
+        "device": traced.slot.seen.device,
+        "rank": rank(),
+        "records": len(result["records"]),
+        "dropped": result["dropped"],
+        "outputs": result["outputs"],
+        "registers": result["registers"],
+        "captured": traced.slot.seen.captured,
+        "traced_ns": traced.slot.traced_ns[-1] if traced.slot.traced_ns else None,
+        "plain_ns": median(plain) if plain else None,
+        "sites": len(traced.prepared.places.sites),
+        "warnings": list(result["warnings"]),
+    }
+
+
+def _traceable(session: ProgramSession) -> None:
+    """Fill in the table's last column. For a list each kernel is planned once, which loads nothing."""
+    for kernel in session.kernels.values():
+        row = kernel.row
+        if kernel.traced:
+            row.traceable = "traced"
+        elif kernel.refused is not None:
+            row.traceable = f"[{kernel.refused.code}]"
+        elif kernel.seen is not None:
+            row.traceable = _plannable(kernel.seen, session.options)
+
+
+def _plannable(seen: Seen, options: ProgramOptions) -> str:
+    try:
+        prepare(seen, hooks.images, options, None)
+    except GWatchError as error:
+        return f"[{error.code}]"
+    return "yes"
+
+
+def untimed_note(rows: list[dict[str, Any]]) -> str | None:
+    """What the times of a launch table do not hold, None when they hold everything."""
+    missing = sum(row["launches"] - row["timed"] for row in rows)
+    total = sum(row["total_ns"] for row in rows)
+    if not missing:
+        return None
+    return f"times cover {time_text(total)}; {missing} launches (graph captures, bursts) are without a time"

@@ -1,0 +1,141 @@
+"""Where a program's kernel is recorded: warp lifetimes, the user's sites and regions, or what ``--auto``
+finds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gwatch.cuda.program.options import ProgramOptions
+from gwatch.errors import SiteError
+from gwatch.rewrite.sites import resolve_site
+from gwatch.rewrite.trace import SassTraceSite
+
+if TYPE_CHECKING:
+    from gwatch.cuda.binary.kernel import KernelDef
+    from gwatch.cuda.xtrace.result import TraceResult
+    from gwatch.sass.cfg import Cfg
+
+LIFETIME = "warp lifetime"
+LIFETIME_DEPTH = 4
+_BETWEEN = ".."
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Sites, regions ``(enter, leave, label)`` over their numbers, role by region label, and whether these
+    are the warp lifetimes recorded by default."""
+
+    sites: tuple[SassTraceSite, ...]
+    regions: tuple[tuple[int, int, str], ...] = ()
+    roles: tuple[tuple[str, str], ...] = ()
+    lifetime: bool = False
+
+
+def places_of(kernel: KernelDef, options: ProgramOptions) -> Places:
+    """Raises SiteError as :func:`~gwatch.rewrite.sites.resolve_site` does, and ``[region-syntax]``."""
+    if not options.own_sites:
+        return lifetimes(kernel)
+    found = _Collected()
+    if options.auto:
+        from gwatch.cuda.program.roles import automatic
+
+        found.add_all(automatic(kernel))
+    for text in options.sites:
+        found.site_ids(kernel, text)
+    for text in options.regions:
+        found.region(kernel, text)
+    return Places(tuple(found.sites), tuple(found.regions), tuple(found.roles.items()))
+
+
+def lifetimes(kernel: KernelDef) -> Places:
+    """Entry and every EXIT of a kernel, once per warp."""
+    exits = [SassTraceSite(index, warp_level=True, label="exit") for index in exit_indices(kernel)]
+    sites = (SassTraceSite(0, warp_level=True, label="entry"), *exits)
+    # merge_exits makes site 1 of all exits.
+    return Places(sites, ((0, 1, LIFETIME),) if exits else (), lifetime=True)
+
+
+def exit_indices(kernel: KernelDef) -> list[int]:
+    """Instruction indices of the EXIT instructions. Raises UnsupportedError ``[word-unknown]``."""
+    from gwatch.sass.cfg import Flow
+
+    return [int(index) for index in np.flatnonzero(graph_of(kernel).flow.kind == int(Flow.EXIT))]
+
+
+def graph_of(kernel: KernelDef) -> Cfg:
+    """The kernel's control flow by instruction index. Raises UnsupportedError ``[word-unknown]``."""
+    kernel.parse_cfg()
+    assert kernel.cfg is not None
+    return kernel.cfg.graph
+
+
+class _Collected:
+    def __init__(self) -> None:
+        self.sites: list[SassTraceSite] = []
+        self.regions: list[tuple[int, int, str]] = []
+        self.roles: dict[str, str] = {}
+
+    def add_all(self, places: Places) -> None:
+        self.sites += places.sites
+        self.regions += places.regions
+        self.roles.update(places.roles)
+
+    def site_ids(self, kernel: KernelDef, text: str) -> list[int]:
+        """Numbers of the sites that ``text`` describes; a place named twice is recorded once."""
+        ids = []
+        for site in _resolve(kernel, text):
+            if site not in self.sites:
+                self.sites.append(site)
+            ids.append(self.sites.index(site))
+        return ids
+
+    def region(self, kernel: KernelDef, text: str) -> None:
+        name, equals, rest = text.partition("=")
+        start, between, end = rest.partition(_BETWEEN)
+        if not (name.strip() and equals and between and start.strip() and end.strip()):
+            raise SiteError(
+                "region-syntax",
+                f"region {text!r} is not NAME=SITE..SITE",
+                "for example --region 'main loop=op:BAR.SYNC@first..op:BAR.SYNC@last'",
+            )
+        enters = self.site_ids(kernel, start.strip())
+        leaves = self.site_ids(kernel, end.strip())
+        if enters == leaves:
+            raise SiteError("region-syntax", f"region {text!r} begins and ends at the same place")
+        self.regions += [(a, b, name.strip()) for a in enters for b in leaves if a != b]
+
+
+def _resolve(kernel: KernelDef, text: str) -> list[SassTraceSite]:
+    """Sites are warp-level unless the option ``thread`` is given."""
+    parts = text.split(",")
+    per_thread = "thread" in (part.strip() for part in parts[1:])
+    kept = ",".join([parts[0], *(part for part in parts[1:] if part.strip() != "thread")])
+    sites = resolve_site(kernel, kept)
+    return sites if per_thread else [replace(site, warp_level=True) for site in sites]
+
+
+def merge_exits(result: TraceResult) -> None:
+    """Make one "exit" of the many: site 1, and only the last one of each warp, whose lanes may leave apart."""
+    records = result["records"]
+    sites: Sequence[dict[str, Any]] = result["sites"]
+    leaving = records["site"] > 0
+    block = records["block"].astype(np.int64)
+    grid = result["grid_dim"]
+    cta = block[:, 0] + grid[0] * (block[:, 1] + grid[1] * block[:, 2])
+    warps = -(-int(np.prod(result["block_dim"])) // 32)
+    warp = cta * warps + records["warp"]
+    order = np.lexsort((records["time"], warp))
+    order = order[leaving[order]]
+    last = order[np.append(np.diff(warp[order]) != 0, True)] if len(order) else order
+    keep = ~leaving
+    keep[last] = True
+    merged = records[keep].copy()
+    merged["site"][merged["site"] > 0] = 1
+    result["records"] = merged
+    if len(sites) > 2:
+        last_exit = {**sites[1], "label": f"exit (any of {len(sites) - 1})"}
+        result["sites"] = [sites[0], last_exit]

@@ -1,0 +1,211 @@
+"""``--auto``: the places worth seeing in a kernel, and which warps do what.
+
+Everything is read off the instructions and their control flow. A place is a barrier, an mbarrier wait or
+arrive, the issue of a TMA copy, the first and last MMA of a loop, or a loop's head. Warp roles exist in kernels that
+split their warps: the code that only some warps reach is found from the branches that ``USETMAXREG``
+(setmaxnreg) lies behind, and named after what happens there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gwatch.cuda.program.places import Places, exit_indices, graph_of
+from gwatch.errors import SiteError
+from gwatch.rewrite.trace import SassTraceSite
+
+if TYPE_CHECKING:
+    from gwatch.cuda.binary.kernel import KernelDef
+    from gwatch.sass.cfg import Cfg
+
+MOST_SITES = 64
+_OPCODE = re.compile(r"(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*(?:\.[A-Za-z0-9_]+)*)")
+_MMA = ("HMMA", "IMMA", "DMMA", "BMMA", "QMMA", "HGMMA", "IGMMA", "QGMMA", "BGMMA", "UTCHMMA", "UTCQMMA")
+_TMA = ("UTMALDG", "UTMASTG", "UTMAREDG", "UTMAPF", "UBLKCP", "UBLKRED")
+_SPLIT = "USETMAXREG"
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """Warps that run code of their own: ``name`` and the instruction indices only they reach."""
+
+    name: str
+    body: frozenset[int]
+
+
+def opcodes_of(kernel: KernelDef) -> list[str]:
+    """Opcode with modifiers of each instruction, without its guard; "" where the text shows none."""
+    return [match[1] if (match := _OPCODE.match(text)) else "" for text in kernel.texts]
+
+
+def kind_of(opcode: str) -> str | None:
+    """What an instruction is to a reader of traces, None when it is nothing special."""
+    base = opcode.split(".", 1)[0]
+    if base == "BAR":
+        return "barrier arrive" if ".ARV" in opcode else "barrier"
+    if base == "SYNCS":
+        if ".TRYWAIT" in opcode or ".TRANS64.TRYWAIT" in opcode:
+            return "mbarrier wait"
+        return "mbarrier arrive" if ".ARRIVE" in opcode else None
+    if base in _TMA:
+        return "TMA store" if base in ("UTMASTG", "UTMAREDG") else "TMA issue"
+    if base == "UCGABAR_ARV":
+        return "cluster arrive"
+    if base == "UCGABAR_WAIT":
+        return "cluster wait"
+    if base == "WARPGROUP" and ".DEPBAR" in opcode:
+        return "MMA wait"
+    return "MMA" if base in _MMA else None
+
+
+def loops_of(graph: Cfg) -> list[tuple[int, int]]:
+    """(head, index of the branch back) of the loops that close with a backward branch, by head."""
+    from gwatch.sass.cfg import Flow
+
+    found: dict[int, int] = {}
+    for index, kind in enumerate(graph.flow.kind.tolist()):
+        target = int(graph.flow.target[index])
+        if kind == int(Flow.BRANCH) and 0 <= target < index and graph.reachable([target])[index]:
+            found[target] = max(found.get(target, 0), index)
+    return sorted(found.items())
+
+
+def roles_of(kernel: KernelDef) -> list[Role]:
+    """The warp roles of a kernel, [] where all warps run the same code."""
+    opcodes, graph = opcodes_of(kernel), graph_of(kernel)
+    splits = [index for index, opcode in enumerate(opcodes) if opcode.startswith(_SPLIT)]
+    reached = {split: _reach(graph, split) for split in splits}
+    # A register change inside another role's code belongs to that role.
+    tops = [s for s in splits if not any(s in reached[other] and other not in reached[s] for other in splits)]
+    if len(tops) < 2:
+        return []
+    bodies = {
+        split: reached[split] - frozenset().union(*(reached[other] for other in tops if other != split))
+        for split in tops
+    }
+    roles, counts = [], {"MMA consumer": 0, "TMA producer": 0, "other": 0}
+    total = dict.fromkeys(counts, 0)
+    kinds = {split: _role_kind(opcodes[index] for index in sorted(body)) for split, body in bodies.items()}
+    for kind in kinds.values():
+        total[kind] += 1
+    for split, body in sorted(bodies.items()):
+        kind = kinds[split]
+        number = counts[kind]
+        counts[kind] += 1
+        roles.append(Role(f"{kind} {number}" if total[kind] > 1 or kind != "TMA producer" else kind, body))
+    return [role for role in roles if role.body]
+
+
+def _reach(graph: Cfg, start: int) -> frozenset[int]:
+    return frozenset(graph.reachable([start]).nonzero()[0].tolist())
+
+
+def _role_kind(opcodes: Iterable[str]) -> str:
+    kinds = {kind_of(opcode) for opcode in opcodes}
+    if "MMA" in kinds:
+        return "MMA consumer"
+    return "TMA producer" if "TMA issue" in kinds else "other"
+
+
+def automatic(kernel: KernelDef) -> Places:
+    """Sites, regions and roles of ``--auto``: a site per place found, the kernel's entry and exits around them.
+
+    Raises SiteError ``[auto-nothing]`` and ``[auto-too-many]``.
+    """
+    opcodes, graph = opcodes_of(kernel), graph_of(kernel)
+    loops, roles = loops_of(graph), roles_of(kernel)
+    marks = _marks(opcodes, loops)
+    if not marks:
+        raise SiteError(
+            "auto-nothing",
+            f"{kernel.name} has no barrier, TMA, MMA or loop to record",
+            "leave --auto out to see warp lifetimes, or choose with --site",
+        )
+    ends = exit_indices(kernel)
+    if len(marks) + 1 + len(ends) > MOST_SITES:
+        marks = dict(_most_telling(marks, MOST_SITES - 1 - len(ends)))
+    names: dict[str, int] = {}
+    sites = [SassTraceSite(0, warp_level=True, label="entry")]
+    site_at: dict[int, int] = {}
+    owners: dict[str, str] = {}
+    for index, name in sorted(marks.items()):
+        number = names[name] = names.get(name, -1) + 1
+        site_at[index] = len(sites)
+        sites.append(SassTraceSite(index, warp_level=True, label=f"{name} {number}"))
+    regions = []
+    for head, back in loops:
+        if head in site_at and back in site_at:
+            owner = next((role.name for role in roles if head in role.body), None)
+            label = (
+                f"{owner or 'loop'} {sites[site_at[head]].label}"
+                if owner
+                else str(sites[site_at[head]].label)
+            )
+            regions.append((site_at[head], site_at[back], label))
+            if owner:
+                owners[label] = owner
+    for index, kind in marks.items():
+        if kind in ("barrier", "mbarrier wait", "MMA wait", "cluster wait") and index + 1 < len(opcodes):
+            after = index + 1
+            if (
+                after not in site_at
+                and len(sites) + len(ends) < MOST_SITES
+                and graph.successors(index) == [after]
+            ):
+                site_at[after] = len(sites)
+                sites.append(
+                    SassTraceSite(after, warp_level=True, label=f"after {sites[site_at[index]].label}")
+                )
+            if after in site_at:
+                label = str(sites[site_at[index]].label)
+                regions.append((site_at[index], site_at[after], label))
+                owner = next((role.name for role in roles if index in role.body), None)
+                if owner:
+                    owners[label] = owner
+    sites += [SassTraceSite(index, warp_level=True, label="exit") for index in ends]
+    return Places(tuple(sites), tuple(regions), tuple(owners.items()))
+
+
+def _marks(opcodes: list[str], loops: list[tuple[int, int]]) -> dict[int, str]:
+    """Name by instruction index. MMAs outside loops and between a loop's first and last are left out."""
+    marks: dict[int, str] = {}
+    for index, opcode in enumerate(opcodes):
+        kind = kind_of(opcode)
+        if kind is not None and kind != "MMA":
+            marks[index] = kind
+    for head, back in loops:
+        inner = [(a, b) for a, b in loops if head <= a and b <= back and (a, b) != (head, back)]
+        multiplies = [
+            index
+            for index in range(head, back + 1)
+            if kind_of(opcodes[index]) == "MMA" and not any(a <= index <= b for a, b in inner)
+        ]
+        if multiplies:
+            marks[multiplies[0]] = "first MMA"
+            if multiplies[-1] != multiplies[0]:
+                marks[multiplies[-1]] = "last MMA"
+        marks.setdefault(head, "loop head")
+        marks.setdefault(back, "loop end")
+    return marks
+
+
+_ORDER = (
+    "barrier",
+    "cluster wait",
+    "mbarrier wait",
+    "TMA issue",
+    "TMA store",
+    "first MMA",
+    "last MMA",
+    "MMA wait",
+)
+
+
+def _most_telling(marks: dict[int, str], most: int) -> list[tuple[int, str]]:
+    ranked = sorted(
+        marks.items(), key=lambda item: (_ORDER.index(item[1]) if item[1] in _ORDER else 99, item[0])
+    )
+    return ranked[: max(most, 1)]

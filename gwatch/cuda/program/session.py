@@ -1,0 +1,301 @@
+"""gwatch inside a traced program: counts its launches, sends the chosen ones to patched code, collects the
+records at the end.
+
+Where the patched code is loaded. A launch that comes only once would be missed by anything prepared between
+launches, so the code is found, patched and loaded on the launching thread when the launch call is *entered*:
+the driver has taken no lock of that call yet (instrumentation tools load their modules at the same place),
+cuda-python gives up the GIL during each driver call, and every copy goes through a stream of its own that
+waits for nothing the program does. Loads made inside *resource* callbacks, where the driver holds its locks,
+remain forbidden. While a stream is being captured into a graph the thread is put into the relaxed capture mode
+for these calls, so that the capture stays valid.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from gwatch.cuda.capture import hooks
+from gwatch.cuda.driver import COPIED_ATTRIBUTES, NUM_REGS, Driver
+from gwatch.cuda.latefind import HandleFacts
+from gwatch.cuda.launchview import Launch, LaunchView, Replacement
+from gwatch.cuda.program.callers import Caller, caller_of
+from gwatch.cuda.program.launches import KernelRow, Shape
+from gwatch.cuda.program.options import ProgramOptions
+from gwatch.cuda.program.prepared import Prepared, prepare
+from gwatch.cuda.program.selection import Selector
+from gwatch.cuda.program.stopwatch import Pair, Stopwatch
+from gwatch.cuda.xtrace.passes import Seen, Slot
+from gwatch.cuda.xtrace.prepare import load_slots
+from gwatch.errors import GWatchError, TraceError
+
+
+@dataclass(slots=True)
+class Traced:
+    """One launch that ran patched code."""
+
+    prepared: Prepared
+    slot: Slot
+    number: int  # among the kernel's launches outside autotuning
+    failed: bool = False  # the launch call itself returned an error
+    verdict: str = "not checked: outputs are compared with --verify"
+
+    @property
+    def launch(self) -> Launch:
+        """The launch as the program made it."""
+        return self.slot.seen.launch
+
+
+@dataclass(slots=True)
+class Kernel:
+    """What the session knows about one kernel."""
+
+    row: KernelRow
+    wanted: bool
+    seen: Seen | None = None  # its first launch, kept for the launch table
+    prepared: Prepared | None = None
+    refused: GWatchError | None = None
+    busy: bool = False
+    traced: list[Traced] = field(default_factory=list)
+    times: dict[Shape, list[float]] = field(default_factory=dict)
+
+
+class ProgramSession:
+    """Observer of all launches of this process; see :class:`~gwatch.cuda.capture.Observer`."""
+
+    def __init__(
+        self, options: ProgramOptions, driver: Callable[[], Driver], demangle: Callable[[str], str]
+    ) -> None:
+        """``driver`` is asked at the first launch: initialising CUDA earlier would fix the visible devices and
+        make later forks unusable, which the program alone should decide."""
+        self.options, self._find_driver, self._demangle = options, driver, demangle
+        self.selector = Selector(options)
+        self.kernels: dict[str, Kernel] = {}
+        self._found: tuple[Driver, Stopwatch] | None = None
+        self._open: dict[int, tuple[LaunchView, Callable[[int], None]]] = {}
+        self._streams: dict[int, int] = {}
+        self._lock = threading.Lock()
+        self._stack = contextlib.ExitStack()
+        self.process = os.getpid()
+
+    def begin(self) -> None:
+        """Take CUPTI and watch. Raises ToolError ``[cupti-missing]``, ``[cupti-held]``, ``[cupti-failed]``."""
+        self._stack.enter_context(hooks.observe(self))
+
+    def stop_watching(self) -> BaseException | None:
+        """Give CUPTI back; returns what went wrong inside a callback, if anything did."""
+        try:
+            self._stack.close()
+        except Exception as error:
+            return error
+        return None
+
+    @property
+    def driver(self) -> Driver:
+        """The driver, found when first needed."""
+        return self._tools()[0]
+
+    @property
+    def used(self) -> bool:
+        """Whether any launch was seen."""
+        return self._found is not None
+
+    def _tools(self) -> tuple[Driver, Stopwatch]:
+        if self._found is None:
+            found = self._find_driver()
+            self._found = found, Stopwatch(found)
+        return self._found
+
+    # called inside driver calls
+
+    def wants(self, symbol: str) -> bool:
+        """Every launch is counted."""
+        return True
+
+    def enter(self, view: LaunchView) -> None:
+        """Count the launch, and time or trace it."""
+        symbol = view.symbol or self.driver.handle_name(view.handle) or ""
+        view.symbol = symbol
+        kernel = self._kernel(symbol)
+        caller = caller_of(symbol)
+        captured = view.api.startswith("cuGraph") or self.driver.is_capturing(view.stream)
+        shape = self._count(kernel, view, caller, captured)
+        if self.options.list_only or not kernel.wanted:
+            chosen, number = False, 0
+        else:
+            with self._lock:
+                number = self.selector.launches(symbol)
+                chosen = self.selector.choose(symbol, shape, caller.tuning, (number,))
+        leave: Callable[[int], None] | None = None
+        traced = self._trace(kernel, view, number, captured) if chosen else None
+        pair = None if captured else self._tools()[1].start(view.context, view.stream)
+        if traced is not None or pair is not None:
+            leave = self._leaver(kernel, view, shape, pair, traced)
+            self._open[id(view)] = (view, leave)
+
+    def leave(self, view: LaunchView, status: int) -> None:
+        """The launch call returned."""
+        found = self._open.pop(id(view), None)
+        if found is not None:
+            found[1](status)
+
+    def _kernel(self, symbol: str) -> Kernel:
+        kernel = self.kernels.get(symbol)
+        if kernel is None:
+            name = self._demangle(symbol)
+            row = KernelRow(symbol, name, "")
+            kernel = self.kernels[symbol] = Kernel(row, self.selector.wants(symbol, name))
+        return kernel
+
+    def _count(self, kernel: Kernel, view: LaunchView, caller: Caller, captured: bool) -> Shape:
+        launch = view.record(0)
+        shape = (launch.grid, launch.block, launch.cluster, launch.shared_bytes)
+        row = kernel.row
+        if not row.origin:
+            row.origin, row.device = caller.origin, self.driver.current_device()
+            row.registers = self._registers(launch.handle, row.device)
+            if self.options.list_only:
+                facts = HandleFacts.read(self.driver, launch.handle, row.device, COPIED_ATTRIBUTES)
+                kernel.seen = Seen(launch, facts, row.device, captured)
+        with self._lock:
+            row.count += 1
+            row.tuning += caller.tuning
+            row.captured += captured
+            row.shapes[shape] += 1
+            row.streams.add(launch.stream)
+        return shape
+
+    def _registers(self, handle: int, device: int) -> int | None:
+        if self.driver.handle_library(handle) is not None:
+            return self.driver.kernel_attribute(handle, NUM_REGS, device)
+        return self.driver.function_attribute(handle, NUM_REGS)
+
+    def _leaver(
+        self, kernel: Kernel, view: LaunchView, shape: Shape, pair: Pair | None, traced: Traced | None
+    ) -> Callable[[int], None]:
+        context, stream = view.context, view.stream
+
+        def taken(ns: float) -> None:
+            kernel.row.timed += 1
+            kernel.row.total_ns += ns
+            if traced is None:
+                kernel.times.setdefault(shape, []).append(ns)
+            else:
+                traced.slot.traced_ns.append(ns)
+
+        def leave(status: int) -> None:
+            if traced is not None and status != 0:
+                traced.failed = True
+            if pair is None:
+                return
+            if status != 0:
+                self._tools()[1].drop(context, pair)
+            else:
+                self._tools()[1].stop(context, pair, stream, taken)
+
+        return leave
+
+    def _trace(self, kernel: Kernel, view: LaunchView, number: int, captured: bool) -> Traced | None:
+        """Send the launch to patched code; None when that is refused, and then the launch stays as it is."""
+        if kernel.refused is not None or kernel.busy:
+            return None
+        kernel.busy = True  # another thread launching the same kernel meanwhile goes untraced
+        try:
+            return self._redirect(kernel, view, number, captured)
+        except GWatchError as error:
+            kernel.refused = error
+            return None
+        finally:
+            kernel.busy = False
+
+    def _redirect(self, kernel: Kernel, view: LaunchView, number: int, captured: bool) -> Traced:
+        driver = self.driver
+        launch = view.record(number)
+        device = driver.current_device()
+        facts = HandleFacts.read(driver, launch.handle, device, COPIED_ATTRIBUTES)
+        with hooks.quiet(), driver.relaxed_capture():
+            prepared = kernel.prepared
+            if prepared is None or prepared.target.seen[0].facts.owner != facts.owner:
+                known = max((max(times) for times in kernel.times.values()), default=None)
+                seen = Seen(launch, facts, device, captured)
+                prepared = kernel.prepared = prepare(seen, hooks.images, self.options, known)
+            launch = view.record(number, prepared.target.parameters)
+            seen = Seen(launch, facts, device, captured)
+            target = prepared.target
+            slot = Slot(seen, target.image.data, bool(target.reached), hooks.images.loads(facts.owner))
+            load_slots(driver, hooks.images, target, prepared.planned, [slot], prepared.request)
+            self._arm(slot)
+        self._copy_constants(slot, captured)
+        traced = Traced(prepared, slot, number)
+        kernel.traced.append(traced)
+        assert slot.patched is not None
+        view.redirect(Replacement(slot.patched.kernel, slot.patched.function))
+        return traced
+
+    def _arm(self, slot: Slot) -> None:
+        stream = self.side_stream(slot.context)
+        assert slot.ring is not None and slot.patched is not None
+        slot.ring.clear(stream)
+        slot.patched.arm(slot.ring, stream)
+
+    def _copy_constants(self, slot: Slot, captured: bool) -> None:
+        if slot.constants is None:
+            return
+        launch = slot.seen.launch
+        if captured:
+            raise TraceError(
+                "constant-in-capture",
+                f"{launch.symbol} reads __constant__ variables, which are not copied while a graph is captured",
+                "trace the launch outside the graph",
+            )
+        target, source, size = slot.constants
+        self.driver.copy_async(target, source, size, launch.stream)
+
+    def side_stream(self, context: int) -> int:
+        """gwatch's own stream in a context (which must be current); it waits for no other stream."""
+        stream = self._streams.get(context)
+        if stream is None:
+            stream = self._streams[context] = self.driver.create_stream()
+        return stream
+
+    # called at the end
+
+    def finish_times(self) -> None:
+        """Wait for the program's launches and complete the launch table."""
+        if self._found is not None:
+            self._found[1].finish()
+
+    def reported(self) -> Sequence[tuple[Kernel, list[Traced]]]:
+        """Kernels with the launches to report: all of them when launches were numbered, else the steady one.
+
+        The kernel that took longest comes first.
+        """
+        found = []
+        for symbol, kernel in self.kernels.items():
+            best = self.selector.best(symbol)
+            if not kernel.traced or best is None:
+                continue
+            chosen = kernel.traced
+            if not self.selector.explicit:
+                chosen = [item for item in chosen if (item.number,) == best[1]] or chosen[-1:]
+            found.append((kernel, list(chosen)))
+        return sorted(found, key=lambda entry: -entry[0].row.total_ns)
+
+    def release(self) -> None:
+        """Disarm and free everything; contexts that are gone took it with them."""
+        for kernel in self.kernels.values():
+            for traced in kernel.traced:
+                slot = traced.slot
+                with contextlib.suppress(GWatchError), self.driver.inside(slot.context):
+                    if slot.patched is not None:
+                        slot.patched.disarm()
+                    self.driver.synchronize()
+                    if slot.ring is not None:
+                        slot.ring.free()
+        for context, stream in self._streams.items():
+            with contextlib.suppress(GWatchError), self.driver.inside(context):
+                self.driver.destroy_stream(stream)
+        self._streams.clear()

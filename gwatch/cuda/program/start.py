@@ -1,0 +1,156 @@
+"""Getting ready inside the program, with as little as possible until it turns out to use CUDA.
+
+CUPTI is taken right after the first import of a package that launches kernels: a process that never imports
+one (a build tool, a data loader) is left alone, and where PyTorch brings a CUPTI of its own, that copy is
+used. This module imports nothing but the standard library until then.
+"""
+
+from __future__ import annotations
+
+import atexit
+import importlib.abc
+import importlib.machinery
+import json
+import os
+import sys
+import types
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+WATCHED = (
+    "torch",
+    "triton",
+    "cupy",
+    "cuda.bindings.driver",
+    "cuda.core",
+    "numba.cuda",
+    "cutlass",
+    "pycuda.driver",
+    "tilelang",
+    "jax",
+)
+
+
+class _After(importlib.abc.Loader):
+    """A loader that calls back once its module is there."""
+
+    def __init__(self, inner: importlib.abc.Loader, then: Callable[[str], None]) -> None:
+        self._inner, self._then = inner, then
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType | None:
+        return self._inner.create_module(spec)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        spec = module.__spec__
+        if spec is not None:
+            spec.loader = self._inner
+        self._inner.exec_module(module)
+        self._then(module.__name__)
+
+
+class ImportWatch(importlib.abc.MetaPathFinder):
+    """Calls ``then`` after the first import of one of ``names``, and leaves ``sys.meta_path``."""
+
+    def __init__(self, names: Sequence[str], then: Callable[[str], None]) -> None:
+        self._names, self._then = frozenset(names), then
+        self._searching = False
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """The spec that the other finders give, with a loader that tells."""
+        if fullname not in self._names or self._searching:
+            return None
+        self._searching = True
+        try:
+            for finder in sys.meta_path:
+                find = getattr(finder, "find_spec", None)
+                spec = find(fullname, path, target) if find is not None and finder is not self else None
+                if spec is not None:
+                    if spec.loader is not None and hasattr(spec.loader, "exec_module"):
+                        spec.loader = _After(spec.loader, self._done)
+                    return spec  # type: ignore[no-any-return]
+        finally:
+            self._searching = False
+        return None
+
+    def _done(self, name: str) -> None:
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+            self._then(name)
+
+
+class Process:
+    """gwatch in this process: waiting for CUDA, watching, or done."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._folder: str = json.loads(text)["folder"]
+        self._session: Any = None
+        self._pid = os.getpid()
+        self._finished = False
+        self._problem = ""
+
+    def hello(self) -> None:
+        """Tell the command that a Python process of the program has the hooks at hand."""
+        self._write({"pid": os.getpid(), "state": "started", "argv": list(sys.orig_argv)})
+
+    def cuda_seen(self, name: str) -> None:
+        """A package that launches kernels was imported: watch from now on."""
+        try:
+            from gwatch.cuda.program.running import start_session
+
+            self._session = start_session(self._text)
+        except Exception as error:
+            self._problem = (
+                str(error) if hasattr(error, "code") else f"[internal] {type(error).__name__}: {error}"
+            )
+
+    def forked(self) -> None:
+        """In a forked child: CUDA does not survive a fork, and what was recorded is the parent's."""
+        if os.getpid() != self._pid:
+            self._pid, self._session, self._finished = os.getpid(), None, True
+
+    def finish(self) -> None:
+        """Read the records and leave the results behind; at the end of the process, once."""
+        if self._finished or os.getpid() != self._pid:
+            return
+        self._finished = True
+        if self._session is not None:
+            from gwatch.cuda.program.running import end_session
+
+            try:
+                end_session(self._session)
+                return
+            except Exception as error:
+                self._problem = f"[internal] {type(error).__name__}: {error}"
+        state = "failed" if self._problem else "no-cuda"
+        problems = [self._problem] if self._problem else []
+        self._write({"pid": self._pid, "state": state, "argv": list(sys.orig_argv), "problems": problems})
+
+    def _write(self, data: dict[str, Any]) -> None:
+        path = Path(self._folder) / f"{data['pid']}.json"
+        try:
+            part = path.with_suffix(".part")
+            part.write_text(json.dumps(data))
+            os.replace(part, path)
+        except OSError:
+            return  # the command has ended and taken its folder along; this process outlived it
+
+
+def begin() -> Process:
+    """Called by the bootstrap's sitecustomize."""
+    process = Process(os.environ["GWATCH_TRACE"])
+    process.hello()
+    sys.meta_path.insert(0, ImportWatch(WATCHED, process.cuda_seen))
+    atexit.register(process.finish)
+    os.register_at_fork(after_in_child=process.forked)
+    if "--multiprocessing-fork" in sys.orig_argv:  # such children end without running atexit
+        from multiprocessing import util
+
+        util.Finalize(None, process.finish, exitpriority=0)
+    return process
