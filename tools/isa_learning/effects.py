@@ -88,7 +88,9 @@ def _pick(learner: Learner, state: State, label: int) -> list[int]:
         if tree.lookup(model.select, word) != label:
             continue
         cut = state.samples.cuts[state.samples.index[word]]
-        for name in ((cut.opcode,), *(((n, a)) for n, a in enumerate(cut.attachments))):
+        short = [(n, text) for n, (kind, text) in enumerate(cut.values)
+                 if kind == "N" or (kind == "I" and len(text) < 4)]
+        for name in ((cut.opcode,), *enumerate(cut.attachments), ("v", *short)):
             if name not in seen:
                 seen.add(name)
                 words.append(word)
@@ -168,6 +170,13 @@ def _rules(model: Key, form: Form, seen: Sequence[tuple[_Case, Marks]], counts: 
     owned = 0
     for value in form.values:
         owned |= value.mask
+    # Names (2D, CUBE) and short numbers (component masks) may decide how many registers an operand has.
+    small = 0
+    for value in form.values:
+        if value.name is not None:
+            small |= tree.tested_bits(value.name.node)
+        elif value.kind == "I" and max((f.top for f in value.fields), default=9) <= 4:
+            small |= value.mask
     bits = bit_matrix([c.word for c, _ in seen])
     found = [_runs(m, c.numbers) for c, m in seen]
     places = positions(form)
@@ -196,7 +205,7 @@ def _rules(model: Key, form: Form, seen: Sequence[tuple[_Case, Marks]], counts: 
             rules.append(Rule(n, role, Choice(names, 0)))
             continue
         number = {name: k for k, name in enumerate(names)}
-        candidates = [b for b in range(16, 105) if opcode_bits >> b & 1 and not owned >> b & 1]
+        candidates = [b for b in range(16, 105) if (opcode_bits & ~owned | small) >> b & 1]
         groups = sorted({(low, width) for v in form.values for f in v.fields for low, width, _ in f.runs if width > 1})
         candidates += [b for low, width in groups for b in range(low, low + width)] if chain else []
         grower = Grower(bits[shown], np.array([number[t] for t in labels], dtype=np.int64), candidates, groups)

@@ -389,7 +389,7 @@ class Learner:
             for label, words in members.items():
                 for bit in range(4):
                     step = max(1, len(words) // 4)
-                    caches[key, label, bit] = [w | 1 << 122 + bit for w in words[::step][:5]]
+                    caches[key, label, bit] = [w | 1 << 122 + bit for w in words[::step][:8]]
         asked = [*guards.values(), *(w for ws in caches.values() for w in ws)]
         text = dict(zip(asked, self.prober.texts(asked), strict=True))
         for key, word in guards.items():
@@ -400,9 +400,13 @@ class Learner:
             for label, form in enumerate(state.model.forms if state.model else ()):
                 found = []
                 for bit in range(4):
-                    answers = {cut(t).reuse for w in caches.get((key, label, bit), ()) if (t := text[w]) is not None}
-                    answers.discard(())
-                    found.append(next(iter(answers))[0] if len(answers) == 1 and len(next(iter(answers))) == 1 else -1)
+                    answers: set[int] = set()
+                    for word in caches.get((key, label, bit), ()):
+                        answer = text[word]
+                        for position in cut(answer).reuse if answer is not None else ():
+                            place = form.values[position].field_of(word)
+                            answers.add(place.runs[0][0] if place is not None else -1)
+                    found.append(answers.pop() if len(answers) == 1 else -1)
                 form.reuse = tuple(found) if max(found) >= 0 else ()
 
     def mark_relative(self) -> None:

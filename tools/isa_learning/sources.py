@@ -15,9 +15,10 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from gwatch.errors import ToolError
 from isa_learning.corpus import text_words
 from isa_learning.probe import CONTROL_MASK
+
+from gwatch.errors import ToolError
 
 PTX_VERSION = "9.0"
 BATCH = 60
@@ -245,7 +246,7 @@ def _integer() -> Iterator[tuple[str, tuple[str, ...]]]:
     for op in ("dp4a", "dp2a.lo", "dp2a.hi"):
         for a, b in itertools.product(("u32", "s32"), repeat=2):
             yield f"{op}.{a}.{b} %r10,%r2,%r3,%r4;", ("%r10",)
-    for a, b in itertools.product(("u32", "s32"), repeat=2):
+    for a in ("u32", "s32"):
         yield f"sad.{a} %r10,%r2,%r3,%r4;", ("%r10",)
     for op in ("vadd", "vsub", "vabsdiff", "vmin", "vmax"):
         for sel in ("", ".b1", ".h1"):
@@ -509,7 +510,7 @@ def _matrix() -> Iterator[tuple[str, tuple[str, ...]]]:
         ("m16n8k8", "f16", "f16", "f16", 2, 2, 1, 2), ("m16n8k16", "f16", "f16", "f16", 2, 4, 2, 2),
         *((f"m16n8k{k}", a, b, "s32", 4, n, m, 4) for k, n, m in ((16, 2, 1), (32, 4, 2)) for a in ("s8", "u8") for b in ("s8", "u8")),
         *((f"m16n8k{k}", a, b, "s32", 4, n, m, 4) for k, n, m in ((32, 2, 1), (64, 4, 2)) for a in ("s4", "u4") for b in ("s4", "u4")),
-        *((f"m16n8k32", a, b, "f32", 4, 4, 2, 4) for a in ("e4m3", "e5m2") for b in ("e4m3", "e5m2")),
+        *(("m16n8k32", a, b, "f32", 4, 4, 2, 4) for a in ("e4m3", "e5m2") for b in ("e4m3", "e5m2")),
         ("m8n8k16", "s8", "s8", "s32", 2, 1, 1, 2), ("m8n8k32", "s4", "s4", "s32", 2, 1, 1, 2)]
     for shape, a, b, c, nd, na, nb, nc in shapes:
         acc = "r" if c in ("s32", "f16") else "f"
@@ -530,7 +531,7 @@ def _matrix() -> Iterator[tuple[str, tuple[str, ...]]]:
         for k, n, m in ((128, 2, 1), (256, 4, 2)):
             yield (f"mma.sync.aligned.m16n8k{k}.row.col.s32.b1.b1.s32.{op}.popc {regs('r', 40, 4)},{regs('r', 2, n)},"
                    f"{regs('r', 2, m)},{regs('r', 40, 4)};", tuple(f"%r{40 + i}" for i in range(4)))
-    for k, n, m in ((4, 1, 1), (8, 2, 1), (16, 4, 2)):
+    for k, n in ((4, 1), (8, 2), (16, 4)):
         for shape in (f"m16n8k{k}",):
             da = "{" + ",".join(f"%d{i % 3}" for i in range(2 * n if k > 4 else 2)) + "}"
             db = "{" + ",".join(f"%d{i % 3}" for i in range(max(1, k // 4))) + "}"
@@ -557,7 +558,7 @@ def _wgmma() -> Iterator[tuple[str, tuple[str, ...]]]:
             name = "f" if acc == "f32" else "r"
             if name == "r" and count > 64:
                 continue
-            first = 10 if name == "f" else 10
+            first = 10
             d = "{" + ",".join(f"%{name}{first + i}" for i in range(count)) + "}"
             outs = (f"%{name}{first}", f"%{name}{first + count - 1}")
             scale = ",p,1,1" if transposed is not None else ",p"

@@ -118,13 +118,12 @@ class Encoder:
 
     def _rival(self, key: Key, cut: Cut) -> Key | None:
         """Another opcode of the mnemonic that nothing in its fixed words tells apart from ``key`` for this text."""
-        own = _constant_words(key)
         for number in self.table.mnemonics.get(cut.opcode[0], ()):
             other = self.table.key(number)
             if other is None or other is key or all(f.skeleton != cut.skeleton for f in other.forms):
                 continue
             words = {w for choice in other.opcode for label in choice.labels for w in label.split(".")}
-            if _constant_words(other) <= set(cut.opcode) and own <= words:
+            if other.constant_words() <= set(cut.opcode) <= words:
                 return other
         return None
 
@@ -148,21 +147,24 @@ class Encoder:
         last: EncodeError | None = None
         others: list[str] = []
         for base in plan.bases:
-            try:
-                candidates = list(self._filled(plan, base, cut))
-            except EncodeError as error:
-                last = error
-                continue
-            texts = [(w, plan.key.body(w, self.zero)) for w in candidates]
-            good = [w for w, text in texts if text == body]
-            others += [text for _, text in texts if text is not None and text != body]
-            words += good[:1]
+            # The fields that the starting word itself uses come first; others hold where a value chooses the field.
+            for own in (True, False):
+                try:
+                    texts = [(w, plan.key.body(w, self.zero)) for w in self._filled(plan, base, cut, own)]
+                except EncodeError as error:
+                    last = error
+                    continue
+                good = [w for w, text in texts if text == body]
+                others += [text for _, text in texts if text is not None and text != body]
+                words += good[:1]
+                if good:
+                    break
         if not words:
             nearest = f"nearest: {others[0]}" if others else "the tables do not cover this combination of operands"
             raise last or EncodeError("encode-unproved", f"no word reads back as {body!r}", nearest)
         return sorted(set(words))
 
-    def _filled(self, plan: Plan, base: int, cut: Cut) -> Iterator[int]:
+    def _filled(self, plan: Plan, base: int, cut: Cut, own: bool) -> Iterator[int]:
         """``base`` with the values of ``cut`` put in, in every way that fits."""
         words = [base]
         problem: EncodeError | None = None
@@ -179,7 +181,11 @@ class Encoder:
                         if len(following) >= SOLUTIONS:
                             break
             else:
-                for place in value.fields:
+                places = value.fields
+                if own and len(places) > 1:
+                    place = value.field_of(base)
+                    places = [place] if place is not None else []
+                for place in places:
                     try:
                         number = self._number(kind, place.kind, text)
                         if number is None:
@@ -253,7 +259,7 @@ class Encoder:
         """What compiler words have in the ``hidden`` bits."""
         known = 0
         bits = 0
-        for pool in self._pools(key, form):
+        for pool in self._pools(key, form, cut):
             ones = zeros = 0
             for word, determined in pool:
                 free = hidden & ~known & ~determined
@@ -272,9 +278,11 @@ class Encoder:
         raise EncodeError("encode-ambiguous", f"{'.'.join(cut.opcode)} {cut.skeleton} is in no compiler word, and no "
                           f"similar one shows bits {missing}", "give the whole word")
 
-    def _pools(self, key: Key, form: Form) -> Iterator[list[tuple[int, int]]]:
-        """(word, bits it determines) of compiler words: same form, same opcode, same mnemonic."""
-        yield self._determined(key, [form])
+    def _pools(self, key: Key, form: Form, cut: Cut) -> Iterator[list[tuple[int, int]]]:
+        """(word, bits it determines) of compiler words: same form and modifiers, form, opcode, mnemonic."""
+        alike = self._determined(key, [form])
+        yield [row for row in alike if key.opcode_text(row[0]) == ".".join(cut.opcode)]
+        yield alike
         yield self._determined(key, key.forms)
         siblings: list[tuple[int, int]] = []
         for number in self.table.mnemonics.get(key.opcode[0].labels[0].split(".")[0], ()):
@@ -321,10 +329,6 @@ class Encoder:
                                f"nearest form: {_nearest(cut.skeleton, skeletons)}")
         return EncodeError("form-unknown", f"{mnemonic} has no form with these modifiers and operand marks: {body!r}",
                            "known opcode words: " + " ".join(sorted(words))[:200])
-
-
-def _constant_words(key: Key) -> set[str]:
-    return {w for choice in key.opcode if len(choice.labels) == 1 for w in choice.labels[0].split(".")}
 
 
 def _assign(choices: list[Choice], opcode: tuple[str, ...]) -> list[int] | None:

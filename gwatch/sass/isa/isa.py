@@ -83,8 +83,8 @@ class Isa:
         control = self._control(word)
         body = core.body
         if control.reuse and control.yield_flag:
-            positions = self._reuse(core, control)
-            body = core.key.body(word, self.zero, positions) or body
+            marked = core.form.marked(word & ~(CONTROL_MASK | GUARD_MASK), control.reuse)
+            body = core.key.body(word, self.zero, marked) or body
         target = None
         if core.offset is not None:
             target = pc + self.arch.instruction_size + core.offset
@@ -138,11 +138,11 @@ class Isa:
         for rule in form.rules:
             counts = rule.get(plain)
             place = form.values[rule.value].field_of(plain)
+            number = place.get(plain) if place is not None else -1
+            if place is not None and self.zero.get(place.kind) == number:
+                continue
             if counts is None or place is None:
                 complete = False
-                continue
-            number = place.get(plain)
-            if self.zero.get(place.kind) == number:
                 continue
             file = FILES[place.kind]
             if counts[0]:
@@ -159,11 +159,6 @@ class Isa:
         return Effects(tuple(reads), tuple(writes), complete and kind != "unknown", kind, bool(boards[0]),
                        bool(boards[1]))
 
-    def _reuse(self, core: _Core, control: Control) -> tuple[int, ...]:
-        if not core.form.reuse:
-            return ()
-        return tuple(p for n, p in enumerate(core.form.reuse) if control.reuse >> n & 1 and p >= 0)
-
     def in_compiler_code(self, word: int) -> bool:
         """Whether some compiler word of the training set has this word's form (else the form is known from probes)."""
         return bool(self._core(word).form.shapes)
@@ -179,8 +174,6 @@ class Isa:
         control = Control() if control is None else control
         whole = lex.cut(text)
         cut = lex.Cut(None, whole.opcode, whole.skeleton, whole.attachments, whole.values, ())
-        if whole.reuse:
-            control = self._with_reuse(whole, control)
         if cut.values and cut.values[-1][0] == "I" and self._relative(cut.opcode):
             cut = self._relocated(cut, pc)
         body = lex.join(cut)
@@ -188,6 +181,8 @@ class Isa:
         key = self.table.key(key_of(word))
         assert key is not None
         self._check_alignment(word, body)
+        if whole.reuse:
+            control = self._with_reuse(word, whole, control)
         guard = 7
         if whole.guard:
             negated, uniform, index = whole.guard
@@ -224,19 +219,22 @@ class Isa:
         answer = self._relatives.get(opcode)
         if answer is None:
             keys = (self.table.key(number) for number in self.table.mnemonics.get(opcode[0], ()))
-            answer = self._relatives[opcode] = any(key is not None and key.is_relative(opcode) for key in keys)
+            answer = self._relatives[opcode] = any(
+                key is not None and key.is_relative(opcode) and key.constant_words() <= set(opcode) for key in keys)
         return answer
 
-    def _with_reuse(self, cut: lex.Cut, control: Control) -> Control:
-        for plan in self.encoder.plans(cut):
-            bits = 0
-            for position in cut.reuse:
-                if position not in plan.form.reuse:
-                    break
-                bits |= 1 << plan.form.reuse.index(position)
-            else:
-                return replace(control, reuse=control.reuse | bits)
-        raise EncodeError("reuse-position", f"{'.'.join(cut.opcode)} has no operand cache at value {cut.reuse}")
+    def _with_reuse(self, word: int, cut: lex.Cut, control: Control) -> Control:
+        """``control`` with the operand-cache bits of the values that the text marks."""
+        form = self._core(word).form
+        bits = 0
+        for position in cut.reuse:
+            place = form.values[position].field_of(word)
+            low = place.runs[0][0] if place is not None else -1
+            if low not in form.reuse:
+                raise EncodeError("reuse-position", f"{'.'.join(cut.opcode)} cannot cache "
+                                  f"{cut.values[position][1]} (operand value {position + 1})")
+            bits |= 1 << form.reuse.index(low)
+        return replace(control, reuse=control.reuse | bits)
 
     # -- control flow -----------------------------------------------------------------------------------------
 

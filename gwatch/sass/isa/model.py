@@ -127,9 +127,10 @@ class Form:
     """One operand skeleton of a key.
 
     ``shapes`` are compiler words, one per choice of texts seen (several when hidden bits differ); ``probes`` are words
-    that nvdisasm decodes, for forms that no compiler word has. ``reuse`` gives the value position of the three
-    operand-cache bits (-1: none). ``rules`` say what each value reads and writes, ``implicit`` lists registers that no
-    operand names as [file, register, read, written]; ``proved``: both were checked against nvdisasm's life ranges.
+    that nvdisasm decodes, for forms that no compiler word has. ``reuse`` gives, per operand-cache bit, the lowest bit
+    of the register field that it marks (-1: none). ``rules`` say what each value reads and writes, ``implicit`` lists
+    registers that no operand names as [file, register, read, written]; ``proved``: both were checked against
+    nvdisasm's life ranges.
     """
 
     skeleton: str
@@ -141,6 +142,16 @@ class Form:
     rules: list[Rule] = field(default_factory=list)
     implicit: list[list[Any]] = field(default_factory=list)
     proved: bool = False
+
+    def marked(self, word: int, bits: int) -> tuple[int, ...]:
+        """Positions of the values that operand-cache ``bits`` mark."""
+        lows = {low for n, low in enumerate(self.reuse) if bits >> n & 1 and low >= 0}
+        out = []
+        for position, value in enumerate(self.values):
+            place = value.field_of(word) if lows and value.kind == "R" else None
+            if place is not None and place.runs[0][0] in lows:
+                out.append(position)
+        return tuple(out)
 
     def operands(self, word: int, zero: dict[str, int], reuse: tuple[int, ...] = ()) -> str | None:
         """Operand text of ``word``, None where the tables do not know."""
@@ -204,6 +215,10 @@ class Key:
             if text:
                 words.append(text)
         return ".".join(words)
+
+    def constant_words(self) -> set[str]:
+        """The opcode words that every text of this key has."""
+        return {w for choice in self.opcode if len(choice.labels) == 1 for w in choice.labels[0].split(".")}
 
     def is_relative(self, opcode: Sequence[str]) -> bool:
         """Whether an instruction with these opcode words names a pc-relative target."""

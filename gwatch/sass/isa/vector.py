@@ -189,6 +189,10 @@ class Vectoriser:
     def _rule(self, rule: Rule, value: Value, rows: Rows, words: Words, out: _Builder) -> npt.NDArray[np.bool_]:
         chosen = labels(rule.counts.node, words)
         which = labels(value.node, words)
+        known = (chosen >= 0) & (which >= 0)
+        for number, place in enumerate(value.fields):
+            if place.kind in self.zero and not known.all():
+                known |= (which == number) & (field_values(place, words) == self.zero[place.kind])
         for label, text in enumerate(rule.counts.labels):
             reads, writes = (int(part) for part in text.split(","))
             for number, place in enumerate(value.fields):
@@ -202,7 +206,7 @@ class Vectoriser:
                     out.add(targets, FILES[place.kind], first, reads, rule.role, False)
                 if writes:
                     out.add(targets, FILES[place.kind], first, writes, rule.role, True)
-        return (chosen >= 0) & (which >= 0)
+        return known
 
 
 class _Builder:
