@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from gwatch.cuda.driver import driver
+from gwatch.cuda.program.names import demangled
 from gwatch.cuda.program.options import ProgramOptions
 from gwatch.cuda.program.outcome import collect, save
 from gwatch.cuda.program.session import ProgramSession
-from gwatch.inspect.demangle import demangle
 
 
 def start_session(text: str) -> ProgramSession:
     """Watch this process's launches. Raises ToolError, TraceError ``[option-text]``."""
-    session = ProgramSession(ProgramOptions.from_text(text), driver, demangle)
+    session = ProgramSession(ProgramOptions.from_text(text), driver, demangled)
     session.begin()
     return session
 

@@ -1,0 +1,197 @@
+"""A traced program's launches on a driver and a CUPTI made of Python: what is traced, collected and left alone."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "run"))
+
+from test_trace_flow import Machine, left_clean, machine  # noqa: F401
+
+from gwatch.common.format import File
+from gwatch.cuda.program import outcome, session as session_module
+from gwatch.cuda.program.options import ProgramOptions
+from gwatch.cuda.program.session import ProgramSession
+from gwatch.errors import LaunchError
+
+
+@pytest.fixture
+def start(machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[..., Any]]:  # noqa: F811
+    monkeypatch.setattr(session_module, "hooks", machine.hooks)
+    monkeypatch.setattr(outcome, "hooks", machine.hooks)
+
+    def begin(**options: Any) -> ProgramSession:
+        options.setdefault("sites", ("10", "20"))
+        options.setdefault("clock", "gpu")
+        made = ProgramSession(
+            ProgramOptions(str(tmp_path), **options), lambda: machine.driver, lambda name: f"void {name}()"
+        )
+        made.begin()
+        return made
+
+    yield begin
+
+
+def autotune_bench(launch: Callable[[], Any]) -> None:
+    """A launch below a frame of an autotuner's benchmark function."""
+    namespace: dict[str, Any] = {"__name__": "triton.runtime.autotuner", "launch": launch}
+    exec("def _bench():\n    launch()\n_bench()", namespace)
+
+
+def test_the_third_launch_of_a_shape_is_reported_and_later_ones_are_left_alone(
+    machine: Machine,
+    start: Callable[..., Any],  # noqa: F811
+) -> None:
+    session = start()
+    for _ in range(6):
+        machine.launch()
+    found = outcome.collect(session)
+    assert machine.ran == ["traced"] * 3 + ["plain"] * 3
+    (run,) = found["runs"]
+    assert (run["number"], run["steady"], run["launches"]) == (2, True, 6)
+    assert run["records"] == 2 * 48 * 3 and run["dropped"] == 0
+    assert run["outputs"].startswith("not checked")
+    assert found["kernels"][0]["demangled"] == "void matmul()" and found["kernels"][0]["launches"] == 6
+    assert left_clean(machine)
+    report = File.load(Path(session.options.folder) / found["archive"])
+    (traced,) = report.traces[0].runs
+    assert traced.launch["index"] == 2 and traced.launch["launches"] == 6
+
+
+def test_a_kernel_launched_once_is_traced_at_once(machine: Machine, start: Callable[..., Any]) -> None:  # noqa: F811
+    session = start()
+    machine.launch()
+    found = outcome.collect(session)
+    assert machine.ran == ["traced"] and [run["number"] for run in found["runs"]] == [0]
+    assert found["runs"][0]["steady"] is False
+
+
+def test_launches_of_an_autotuner_stay_untouched_and_are_counted(
+    machine: Machine,
+    start: Callable[..., Any],  # noqa: F811
+) -> None:
+    session = start()
+    for _ in range(4):
+        autotune_bench(machine.launch)
+    machine.launch()
+    found = outcome.collect(session)
+    assert machine.ran == ["plain"] * 4 + ["traced"]
+    assert found["tuning"] == 4 and found["kernels"][0]["autotuning"] == 4
+    assert found["runs"][0]["number"] == 0 and found["runs"][0]["launches"] == 1
+
+
+def test_only_autotuning_launches_leave_no_archive(machine: Machine, start: Callable[..., Any]) -> None:  # noqa: F811
+    session = start()
+    autotune_bench(machine.launch)
+    found = outcome.collect(session)
+    assert machine.ran == ["plain"] and found["archive"] is None and found["runs"] == []
+
+
+def test_a_numbered_launch_alone_is_traced(machine: Machine, start: Callable[..., Any]) -> None:  # noqa: F811
+    session = start(launch=1)
+    for _ in range(3):
+        machine.launch()
+    found = outcome.collect(session)
+    assert machine.ran == ["plain", "traced", "plain"] and [run["number"] for run in found["runs"]] == [1]
+
+
+def test_a_range_of_launches_is_reported_in_full(machine: Machine, start: Callable[..., Any]) -> None:  # noqa: F811
+    session = start(skip=1, count=2)
+    for _ in range(5):
+        machine.launch()
+    found = outcome.collect(session)
+    assert machine.ran == ["plain", "traced", "traced", "plain", "plain"]
+    assert [run["number"] for run in found["runs"]] == [1, 2]
+    assert len(File.load(Path(session.options.folder) / found["archive"]).traces[0].runs) == 2
+
+
+def test_a_list_run_changes_nothing_and_says_what_could_be_traced(
+    machine: Machine,
+    start: Callable[..., Any],  # noqa: F811
+) -> None:
+    session = start(list_only=True)
+    machine.launch()
+    machine.launch(grid=(4, 1, 1))
+    found = outcome.collect(session)
+    assert machine.ran == ["plain", "plain"] and not machine.driver.libraries
+    (row,) = found["kernels"]
+    assert row["traceable"] == "yes" and row["launches"] == 2 and row["timed"] == 2
+    assert row["total_ns"] == 20_000.0
+    assert {tuple(shape["grid"]) for shape in row["shapes"]} == {(2, 1, 1), (4, 1, 1)}
+    assert left_clean(machine)
+
+
+def test_two_kernels_for_one_pattern_are_listed_and_not_reported(
+    machine: Machine,
+    start: Callable[..., Any],  # noqa: F811
+) -> None:
+    machine.add("matmul2", machine.module)
+    session = start(kernel="mat")
+    machine.launch()
+    machine.launch("matmul2")
+    found = outcome.collect(session)
+    assert found["ambiguous"] and found["archive"] is None and found["wanted"] == ["matmul", "matmul2"]
+    assert left_clean(machine)
+
+
+def test_a_pattern_that_fits_the_demangled_name_chooses(machine: Machine, start: Callable[..., Any]) -> None:  # noqa: F811
+    machine.add("other", machine.module)
+    session = start(kernel=r"^void matmul\(\)$")
+    machine.launch("other")
+    machine.launch()
+    found = outcome.collect(session)
+    assert machine.ran == ["plain", "traced"] and found["wanted"] == ["matmul"]
+
+
+def test_a_kernel_that_cannot_be_traced_runs_as_it_is_and_is_named(
+    machine: Machine,
+    start: Callable[..., Any],  # noqa: F811
+) -> None:
+    session = start(sites=("99999",))
+    machine.launch()
+    found = outcome.collect(session)
+    assert machine.ran == ["plain"] and found["runs"] == []
+    assert (
+        found["problems"][0].startswith("[site-range]") and found["kernels"][0]["traceable"] == "[site-range]"
+    )
+
+
+def test_a_crashed_gpu_is_named(
+    machine: Machine,
+    start: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,  # noqa: F811
+) -> None:
+    session = start()
+    machine.launch()
+
+    def broken(stream: int | None = None) -> None:
+        raise LaunchError("cuda-error", "cuCtxSynchronize: CUDA_ERROR_ILLEGAL_ADDRESS")
+
+    monkeypatch.setattr(machine.driver, "synchronize", broken)
+    found = outcome.collect(session)
+    assert found["archive"] is None and found["problems"][0].startswith("[kernel-crashed]")
+    assert "ILLEGAL_ADDRESS" in found["problems"][0]
+
+
+def test_a_captured_launch_is_traced_without_events(machine: Machine, start: Callable[..., Any]) -> None:  # noqa: F811
+    machine.driver.capturing.add(5)
+    session = start()
+    machine.launch(stream=5)
+    found = outcome.collect(session)
+    assert found["runs"][0]["captured"] and found["runs"][0]["traced_ns"] is None
+    assert found["kernels"][0]["captured"] == 1 and not machine.driver.events
+
+
+def test_results_are_written_whole(machine: Machine, start: Callable[..., Any]) -> None:  # noqa: F811
+    session = start()
+    machine.launch()
+    outcome.save(session.options.folder, found := outcome.collect(session))
+    written = json.loads((Path(session.options.folder) / f"{found['pid']}.json").read_text())
+    assert written["state"] == "done" and written["runs"][0]["kernel"] == "matmul"
+    assert not list(Path(session.options.folder).glob("*.part"))
