@@ -128,34 +128,38 @@ def record(
     value: str = "none",
     pair: bool = False,
     warp_level: bool = False,
-    guarded: bool = False,
+    guard: str = "",
 ) -> Snippet:
     """One record before a site's instruction; ``{{site}}`` is to be given as site id + 1.
 
-    ``value``: a :class:`~gwatch.rewrite.sitemap.MappedSite` value. ``guarded``: only lanes for which the
-    instruction's guard is true record. ``warp_level``: one of the lanes that would record is elected, anew
-    each time.
+    ``value``: a :class:`~gwatch.rewrite.sitemap.MappedSite` value. ``guard``: the guard of the site's
+    instruction ("P0", "!UP1"), where only lanes for which it is true record. ``warp_level``: one of the lanes
+    that would record is elected, anew each time.
     """
-    store = "@%elected " if warp_level else "@%guard " if guarded else ""
-    elect_free = warp_level and not guarded and arch.has_elect
+    uniform = "U" in guard
+    # A vector instruction can't be guarded by a uniform predicate: copy it.
+    wanted = "%run" if uniform else "%guard" if guard else "PT"
+    store = "@%elected " if warp_level else f"@{wanted} " if guard else ""
+    elect_free = warp_level and not guard and arch.has_elect
     wide = fmt.kind is not RecordKind.NARROW
     tag = "%rec+2" if fmt.kind is RecordKind.LONG else "%rec+1"
     full = fmt.kind is RecordKind.LONG or value not in ("none", "smid") or pair
     read = "CS2R" if fmt.kind is RecordKind.LONG else "CS2R.32"
     # ELECT first: a predicate takes longest to reach a guard.
     lines = ["ELECT %elected, URZ, PT"] if elect_free else []
+    lines += [f"PLOP3.LUT %run, PT, PT, PT, {guard}, 0x80, 0x0"] if uniform else []
     lines.append(f"{read} %rec, {CLOCK_REGISTERS[clock]}")
     place = "%rec+3" if fmt.kind is RecordKind.LONG else "%rec+2"
     timer = value in ("ns", "ns:64")
     if timer:
-        lines += _value(value, place, guarded)
+        lines += _value(value, place, wanted)
     # The timer as a value may fill the pair's word already.
     if pair and value != "ns:64" and not (timer and place == "%rec+3"):
         lines.append("CS2R.32 %rec+3, SR_GLOBALTIMERLO")
     if warp_level and not elect_free:
-        lines += _elect_lowest(fmt, tag, "%guard" if guarded else "PT")
+        lines += _elect_lowest(fmt, tag, wanted)
     if not timer:
-        lines += _value(value, place, guarded)
+        lines += _value(value, place, wanted)
     lines.append(f"LOP3.LUT {tag}, %off, {{site}}, RZ, 0xfc, !PT")
     if fmt.keep is Keep.NEWEST:
         lines.append(f"LOP3.LUT %addr, %off, {fmt.mask:#x}, %base, 0xea, !PT")
@@ -167,9 +171,9 @@ def record(
     lines.append(f"{store}IADD3 %off, %off, {fmt.step:#x}, RZ")
     return Snippet(
         "\n".join(lines),
-        predicates=("elected",) if warp_level else (),
+        predicates=(*(("elected",) if warp_level else ()), *(("run",) if uniform else ())),
         state=STATE,
-        inherit_guard=guarded,
+        inherit_guard=wanted == "%guard",
         name=f"{clock} record",
     )
 
@@ -190,7 +194,7 @@ def _elect_lowest(fmt: RingFormat, mask: str, wanted: str) -> list[str]:
     ]
 
 
-def _value(value: str, place: str, guarded: bool) -> list[str]:
+def _value(value: str, place: str, wanted: str) -> list[str]:
     """Lines that put the site's value at ``place`` (and the register after it)."""
     if value in ("none", "smid"):
         return []
@@ -198,7 +202,7 @@ def _value(value: str, place: str, guarded: bool) -> list[str]:
     stem, number = place.split("+")
     high = f"{stem}+{int(number) + 1}"
     if name == "activemask":
-        return [f"VOTE.ANY {place}, PT, {'%guard' if guarded else 'PT'}"]
+        return [f"VOTE.ANY {place}, PT, {wanted}"]
     if name == "ns":
         return [f"{'CS2R' if bits == '64' else 'CS2R.32'} {place}, SR_GLOBALTIMERLO"]
     lines = [f"MOV {place}, {name}"]

@@ -258,16 +258,23 @@ def plan_trace(
     rewriter.insert(ENTRY, builtin.prologue(arch, fmt, offset, head))
     view = rewriter.surroundings.view
     for number, site in enumerate(sites):
-        guarded = not site.unconditional and view.facts(site.insert_index).guard != (7, False)
+        guard = "" if site.unconditional else _guard(view.facts(site.insert_index).text)
         paired = pairs and site.carries_pair(fmt.kind)
-        snippet = builtin.record(arch, fmt, clock, site.value, paired, site.warp_level, guarded)
+        snippet = builtin.record(arch, fmt, clock, site.value, paired, site.warp_level, guard)
         rewriter.insert(site.insert_index, snippet, {"site": number + 1}, site.label or f"site {number}")
     if head:
         for index in _exits(rewriter):
-            rewriter.insert(index, builtin.exit_pair(view.facts(index).guard != (7, False)))
+            rewriter.insert(
+                index, builtin.exit_pair(guarded=_guard(view.facts(index).text).strip("!")[:1] == "P")
+            )
     rewritten = rewriter.apply(twin=True)
     site_map = _site_map(rewriter, sites, rewritten, clock, fmt, pairs, symbol, offset)
     return TracePlan(add_note(rewritten.data, NOTE_NAME, site_map.to_bytes()), site_map, rewritten)
+
+
+def _guard(text: str) -> str:
+    """The guard of an instruction: "P0", "!UP1", or "" for none."""
+    return text.split(None, 1)[0].removeprefix("@") if text.startswith("@") else ""
 
 
 def _exits(rewriter: Rewriter) -> list[int]:

@@ -45,6 +45,7 @@ class Warp:
         self.r: dict[int, Words] = {}
         self.ur: dict[int, int] = {}
         self.p: dict[int, Lanes] = {}
+        self.up: dict[int, bool] = {}
         self.elected: list[int] = []
 
     def run(self, texts: tuple[str, ...], active: Lanes) -> str | None:
@@ -188,6 +189,12 @@ class Warp:
     def _set_predicate(self, name: str, value: Lanes, mask: Lanes) -> None:
         old = self.p.get(int(name[1:]), np.arange(32) % 2 == 0)
         self.p[int(name[1:])] = np.where(mask, value, old)
+
+    def _PLOP3(self, modifiers: list[str], operands: list[str], mask: Lanes) -> None:
+        assert modifiers == ["LUT"] and operands[1:4] == ["PT"] * 3 and operands[5:] == ["0x80", "0x0"]
+        negated, name = operands[4].startswith("!"), operands[4].lstrip("!")
+        value = (name == "UPT" or self.up[int(name[2:])]) != negated
+        self._set_predicate(operands[0], np.full(32, value), mask)
 
     def _VOTE(self, modifiers: list[str], operands: list[str], mask: Lanes) -> None:
         assert modifiers == ["ANY"] and operands[1] == "PT"

@@ -296,3 +296,32 @@ def test_a_record_is_five_instructions_in_nine_cycles(cubin: Cubin) -> None:
         "CS2R.32", "LOP3.LUT", "LOP3.LUT", "STG.E.EF.64", "IADD3",
     ]  # fmt: skip
     assert sum(control[0] for control in placed.controls) == 9
+
+
+def test_uniform_guards_are_inherited(corpus_sm90: list[Path]) -> None:
+    """``@!UP0 UIADD3``: the record is made exactly when the warp executes the instruction."""
+    cubin = Cubin.from_file(next(path for path in corpus_sm90 if "bitsandbytes-e946f17c538a" in path.name))
+    kernel = cubin.get_kerneldef_by_regex("kOptimizer32bit2StateIfLi6E")
+    index = next(index for index, text in enumerate(kernel.texts) if text.startswith("@!UP0 UIADD3"))
+    sites = [
+        SassTraceSite(index, special="activemask"),
+        SassTraceSite(index, warp_level=True),
+        SassTraceSite(index, unconditional=True),
+    ]
+    plan = plan_trace(cubin, kernel, sites, clock="sm", depth=16)
+    launch = Launch(plan, RingLayout.for_launch(plan.site_map.format, (1, 1, 1), (64, 1, 1)))
+    for up0 in (False, True):
+        state = launch.enter(0, int(up0))
+        assert state is not None
+        state.up[0] = up0
+        for number in range(3):
+            texts = plan.rewritten.sites[1 + number].texts
+            assert state.run(texts, np.arange(32) < 20) is None
+    records = launch.decode().records
+    made = [(int(r["warp"]), int(r["site"]), int(r["lane"])) for r in records]
+    assert sorted(made) == sorted(
+        [(0, 0, lane) for lane in range(20)]
+        + [(0, 1, 0)]
+        + [(warp, 2, lane) for warp in range(2) for lane in range(20)]
+    )
+    assert (records["value"][records["site"] == 0] == (1 << 20) - 1).all()
