@@ -94,6 +94,9 @@ def run(args: argparse.Namespace) -> int:
     with run_program(target, options, os.environ) as (program, folder):
         if args.list:
             return program.code or _list(program, options, args.json)
+        hanging = [item for item in program.processes if item["state"] == "hanging"]
+        if hanging:
+            return _hang(hanging)
         if any(item["ambiguous"] for item in program.watched):
             return _ambiguous(program, options)
         traced = [item for item in program.watched if item["archive"]]
@@ -183,6 +186,17 @@ def _list(program: Program, options: ProgramOptions, as_json: bool) -> int:
         for cause in causes(program, options):
             _say(cause)
     return 0 if watched else _NOTHING
+
+
+def _hang(processes: list[dict[str, Any]]) -> int:
+    for item in processes:
+        hang = item["hang"]
+        print(
+            f"[hang] launch {hang['number']} of {hang['kernel']} had not ended after {hang['seconds']:g} s"
+            + (f" on rank {item['rank']}" if item["rank"] is not None else "")
+        )
+        print("\n".join(hang["lines"]))
+    return 1
 
 
 def _ambiguous(program: Program, options: ProgramOptions) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from gwatch.errors import LaunchError, ToolError
@@ -375,6 +375,18 @@ class Driver:
         return self.attempt("cuEventQuery", self._cuda.CUevent(event)) is not None
 
     # launches
+
+    def repeat(self, name: str, arguments: Sequence[int]) -> None:
+        """Call a launch function of the driver with the raw arguments of a call that the program makes.
+
+        The program's own structures stay where they are: cuda-python would want to build them anew. Raises
+        LaunchError ``[cuda-error]``.
+        """
+        function = getattr(ctypes.CDLL("libcuda.so.1"), name)
+        # A 32-bit argument is the low half of the 64-bit word that the calling convention passes for it.
+        status = function(*map(ctypes.c_uint64, arguments))
+        if status:
+            raise LaunchError("cuda-error", f"{name} failed with error {status} when gwatch repeated it")
 
     def launch(
         self,

@@ -253,6 +253,18 @@ class LaunchView:
         self._saved = (place, _u64(place))
         ctypes.c_uint64.from_address(place).value = value
 
+    def again(self, function: int) -> tuple[int, ...] | None:
+        """Arguments, in the driver's order and each as an integer, that make this same launch with other code
+        (a CUkernel); None for calls that launch nothing."""
+        at = self._arguments
+        if self._layout.form == "config":
+            return _u64(at), function, _u64(at + 16), _u64(at + 24)
+        if self._layout.form != "direct":
+            return None
+        grid, block, shared = self.dimensions()
+        tail = (_u64(at + 48), _u64(at + 56)) if self._layout.extra else (_u64(at + 48),)
+        return function, *grid, *block, shared, _u64(at + 40), *tail
+
     def restore(self) -> None:
         """Undo :meth:`redirect`; called on the way out of the call."""
         if self._saved is not None:

@@ -18,7 +18,6 @@ from gwatch.cuda.program.options import ProgramOptions
 from gwatch.cuda.program.places import merge_exits
 from gwatch.cuda.program.prepared import prepare
 from gwatch.cuda.program.session import Kernel, ProgramSession, Traced
-from gwatch.cuda.xtrace.outputs import Verdict
 from gwatch.cuda.xtrace.passes import Seen
 from gwatch.cuda.xtrace.report import build
 from gwatch.cuda.xtrace.result import TraceResult
@@ -80,20 +79,7 @@ def collect(session: ProgramSession) -> dict[str, Any]:
             problems.append(_said(kernel.refused))
     _traceable(session)
     session.release()
-    outcome = {
-        "pid": os.getpid(),
-        "rank": rank(),
-        "argv": list(sys.orig_argv),
-        "state": "done",
-        "kernels": [kernel.row.to_json() for kernel in session.kernels.values()],
-        "wanted": [kernel.row.symbol for kernel in several],
-        "tuning": sum(session.selector.left_alone.values()),
-        "over_limit": sorted(session.selector.over_limit),
-        "ambiguous": ambiguous,
-        "runs": told,
-        "problems": list(dict.fromkeys(problems)),
-        "archive": None,
-    }
+    outcome = _facts(session, told, problems, ambiguous)
     if section.runs:
         path = Path(options.folder) / f"{os.getpid()}.gwatch"
         report = File(title=f"Trace of {' '.join(sys.argv) or 'a Python program'}")
@@ -101,6 +87,52 @@ def collect(session: ProgramSession) -> dict[str, Any]:
         report.render(path)
         outcome["archive"] = path.name
     return outcome
+
+
+def hang_report(session: ProgramSession, traced: Traced) -> dict[str, Any]:
+    """Results of a process whose traced launch did not end in time; nothing is waited for or freed."""
+    from gwatch.cuda.program.hang import hang_lines, last_seen
+    from gwatch.cuda.program.roles import roles_of
+
+    slot, planned = traced.slot, traced.prepared.planned
+    lines = []
+    try:
+        assert slot.ring is not None
+        with session.driver.inside(slot.context):
+            data = slot.ring.read(session.side_stream(slot.context))
+        layout, kernel = slot.ring.layout, traced.prepared.target.kernel
+        lines = hang_lines(last_seen(data, layout), layout, planned.site_map, roles_of(kernel))
+    except GWatchError as error:
+        lines.append(_said(error))
+    _traceable(session)
+    outcome = _facts(session, [], [], False)
+    outcome["state"] = "hanging"
+    outcome["hang"] = {
+        "kernel": session.kernels[traced.launch.symbol].row.demangled,
+        "number": traced.number,
+        "seconds": session.options.timeout,
+        "lines": lines,
+    }
+    return outcome
+
+
+def _facts(
+    session: ProgramSession, told: list[dict[str, Any]], problems: list[str], ambiguous: bool
+) -> dict[str, Any]:
+    return {
+        "pid": os.getpid(),
+        "rank": rank(),
+        "argv": list(sys.orig_argv),
+        "state": "done",
+        "kernels": [kernel.row.to_json() for kernel in session.kernels.values()],
+        "wanted": [kernel.row.symbol for kernel in session.kernels.values() if kernel.wanted],
+        "tuning": sum(session.selector.left_alone.values()),
+        "over_limit": sorted(session.selector.over_limit),
+        "ambiguous": ambiguous,
+        "runs": told,
+        "problems": list(dict.fromkeys(problems)),
+        "archive": None,
+    }
 
 
 def save(folder: str, outcome: dict[str, Any]) -> None:
@@ -145,7 +177,7 @@ def _result(session: ProgramSession, kernel: Kernel, traced: Traced) -> TraceRes
         traced.prepared.target,
         traced.prepared.planned,
         traced.prepared.request,
-        Verdict(traced.verdict),
+        traced.verdict,
         _Facts(traced, max(others, 0)),
         slot,
         0,

@@ -38,7 +38,7 @@ class Places:
 def places_of(kernel: KernelDef, options: ProgramOptions) -> Places:
     """Raises SiteError as :func:`~gwatch.rewrite.sites.resolve_site` does, and ``[region-syntax]``."""
     if not options.own_sites:
-        return lifetimes(kernel)
+        return _telling(kernel) if options.timeout is not None else lifetimes(kernel)
     found = _Collected()
     if options.auto:
         from gwatch.cuda.program.roles import automatic
@@ -49,6 +49,16 @@ def places_of(kernel: KernelDef, options: ProgramOptions) -> Places:
     for text in options.regions:
         found.region(kernel, text)
     return Places(tuple(found.sites), tuple(found.regions), tuple(found.roles.items()))
+
+
+def _telling(kernel: KernelDef) -> Places:
+    """For a kernel that may hang: where its warps wait, as far as it has such places."""
+    from gwatch.cuda.program.roles import automatic
+
+    try:
+        return automatic(kernel)
+    except SiteError:
+        return lifetimes(kernel)
 
 
 def lifetimes(kernel: KernelDef) -> Places:

@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
+import os
+import sys
+
 from gwatch.cuda.driver import driver
 from gwatch.cuda.program.names import demangled
 from gwatch.cuda.program.options import ProgramOptions
-from gwatch.cuda.program.outcome import collect, save
-from gwatch.cuda.program.session import ProgramSession
+from gwatch.cuda.program.outcome import collect, hang_report, save
+from gwatch.cuda.program.session import ProgramSession, Traced
+
+HANGING = 1
+"""Exit code of a process that was ended because its kernel hung."""
 
 
 def start_session(text: str) -> ProgramSession:
     """Watch this process's launches. Raises ToolError, TraceError ``[option-text]``."""
     session = ProgramSession(ProgramOptions.from_text(text), driver, demangled)
+    session.on_hang = _hanging
     session.begin()
     return session
+
+
+def _hanging(session: ProgramSession, traced: Traced) -> None:
+    """Leave the report behind and end the process: its main thread waits for a kernel that does not end."""
+    try:
+        save(session.options.folder, hang_report(session, traced))
+    finally:
+        sys.stdout.flush()
+        os._exit(HANGING)
 
 
 def end_session(session: ProgramSession) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -26,11 +27,16 @@ from gwatch.cuda.program.callers import Caller, caller_of
 from gwatch.cuda.program.launches import KernelRow, Shape
 from gwatch.cuda.program.options import ProgramOptions
 from gwatch.cuda.program.prepared import Prepared, prepare
+from gwatch.cuda.program.replay import replay
 from gwatch.cuda.program.selection import Selector
 from gwatch.cuda.program.stopwatch import Pair, Stopwatch
+from gwatch.cuda.xtrace.outputs import Verdict
 from gwatch.cuda.xtrace.passes import Seen, Slot
 from gwatch.cuda.xtrace.prepare import load_slots
 from gwatch.errors import GWatchError, TraceError
+
+LOOK_SECONDS = 0.25
+_UNCHECKED = Verdict("not checked: outputs are compared with --verify")
 
 
 @dataclass(slots=True)
@@ -41,7 +47,9 @@ class Traced:
     slot: Slot
     number: int  # among the kernel's launches outside autotuning
     failed: bool = False  # the launch call itself returned an error
-    verdict: str = "not checked: outputs are compared with --verify"
+    verdict: Verdict = _UNCHECKED
+    events: Pair | None = None  # around the launch, until its time was taken
+    launched: float | None = None  # time.monotonic() when the call returned
 
     @property
     def launch(self) -> Launch:
@@ -78,6 +86,9 @@ class ProgramSession:
         self._open: dict[int, tuple[LaunchView, Callable[[int], None]]] = {}
         self._streams: dict[int, int] = {}
         self._lock = threading.Lock()
+        self._watchdog: threading.Thread | None = None
+        self._stopped = threading.Event()
+        self.on_hang: Callable[[ProgramSession, Traced], None] = lambda session, traced: None
         self._stack = contextlib.ExitStack()
         self.process = os.getpid()
 
@@ -86,7 +97,8 @@ class ProgramSession:
         self._stack.enter_context(hooks.observe(self))
 
     def stop_watching(self) -> BaseException | None:
-        """Give CUPTI back; returns what went wrong inside a callback, if anything did."""
+        """Give CUPTI back, end the time limit's watch; returns what went wrong inside a callback, if anything did."""
+        self._stopped.set()
         try:
             self._stack.close()
         except Exception as error:
@@ -185,6 +197,7 @@ class ProgramSession:
                 kernel.times.setdefault(shape, []).append(ns)
             else:
                 traced.slot.traced_ns.append(ns)
+                traced.events = None
 
         def leave(status: int) -> None:
             if traced is not None and status != 0:
@@ -195,6 +208,9 @@ class ProgramSession:
                 self._tools()[1].drop(context, pair)
             else:
                 self._tools()[1].stop(context, pair, stream, taken)
+                if traced is not None:
+                    traced.events, traced.launched = pair, time.monotonic()
+                    self._watch_over()
 
         return leave
 
@@ -228,12 +244,34 @@ class ProgramSession:
             slot = Slot(seen, target.image.data, bool(target.reached), hooks.images.loads(facts.owner))
             load_slots(driver, hooks.images, target, prepared.planned, [slot], prepared.request)
             self._arm(slot)
+            traced = Traced(prepared, slot, number)
+            if self.options.verify:
+                traced.verdict = replay(driver, view, slot, target, self.side_stream(slot.context))
         self._copy_constants(slot, captured)
-        traced = Traced(prepared, slot, number)
         kernel.traced.append(traced)
         assert slot.patched is not None
         view.redirect(Replacement(slot.patched.kernel, slot.patched.function))
         return traced
+
+    def _watch_over(self) -> None:
+        """Start the thread that looks after traced launches, once, if a time limit was given."""
+        if self.options.timeout is not None and self._watchdog is None:
+            self._watchdog = threading.Thread(target=self._look, name="gwatch timeout", daemon=True)
+            self._watchdog.start()
+
+    def _look(self) -> None:
+        limit = self.options.timeout
+        assert limit is not None
+        while not self._stopped.wait(min(limit, LOOK_SECONDS)):
+            for traced in [item for kernel in list(self.kernels.values()) for item in kernel.traced]:
+                events, since = traced.events, traced.launched
+                if events is None or since is None or time.monotonic() - since < limit:
+                    continue
+                with hooks.quiet(), self.driver.inside(traced.slot.context):
+                    reached = self.driver.event_reached(events[1])
+                if not reached and traced.events is events:
+                    self.on_hang(self, traced)
+                    return
 
     def _arm(self, slot: Slot) -> None:
         stream = self.side_stream(slot.context)

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "run"))
-
-from test_trace_flow import Machine, left_clean, machine  # noqa: F401
+from test_trace_flow import Machine, left_clean
 
 from gwatch.common.format import File
-from gwatch.cuda.program import outcome, session as session_module
+from gwatch.cuda.program import outcome
+from gwatch.cuda.program import session as session_module
 from gwatch.cuda.program.options import ProgramOptions
 from gwatch.cuda.program.session import ProgramSession
 from gwatch.errors import LaunchError
 
 
 @pytest.fixture
-def start(machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[..., Any]]:  # noqa: F811
+def start(machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[..., Any]]:
     monkeypatch.setattr(session_module, "hooks", machine.hooks)
     monkeypatch.setattr(outcome, "hooks", machine.hooks)
 
@@ -46,7 +43,7 @@ def autotune_bench(launch: Callable[[], Any]) -> None:
 
 def test_the_third_launch_of_a_shape_is_reported_and_later_ones_are_left_alone(
     machine: Machine,
-    start: Callable[..., Any],  # noqa: F811
+    start: Callable[..., Any],
 ) -> None:
     session = start()
     for _ in range(6):
@@ -64,7 +61,7 @@ def test_the_third_launch_of_a_shape_is_reported_and_later_ones_are_left_alone(
     assert traced.launch["index"] == 2 and traced.launch["launches"] == 6
 
 
-def test_a_kernel_launched_once_is_traced_at_once(machine: Machine, start: Callable[..., Any]) -> None:  # noqa: F811
+def test_a_kernel_launched_once_is_traced_at_once(machine: Machine, start: Callable[..., Any]) -> None:
     session = start()
     machine.launch()
     found = outcome.collect(session)
@@ -74,7 +71,7 @@ def test_a_kernel_launched_once_is_traced_at_once(machine: Machine, start: Calla
 
 def test_launches_of_an_autotuner_stay_untouched_and_are_counted(
     machine: Machine,
-    start: Callable[..., Any],  # noqa: F811
+    start: Callable[..., Any],
 ) -> None:
     session = start()
     for _ in range(4):
@@ -86,14 +83,14 @@ def test_launches_of_an_autotuner_stay_untouched_and_are_counted(
     assert found["runs"][0]["number"] == 0 and found["runs"][0]["launches"] == 1
 
 
-def test_only_autotuning_launches_leave_no_archive(machine: Machine, start: Callable[..., Any]) -> None:  # noqa: F811
+def test_only_autotuning_launches_leave_no_archive(machine: Machine, start: Callable[..., Any]) -> None:
     session = start()
     autotune_bench(machine.launch)
     found = outcome.collect(session)
     assert machine.ran == ["plain"] and found["archive"] is None and found["runs"] == []
 
 
-def test_a_numbered_launch_alone_is_traced(machine: Machine, start: Callable[..., Any]) -> None:  # noqa: F811
+def test_a_numbered_launch_alone_is_traced(machine: Machine, start: Callable[..., Any]) -> None:
     session = start(launch=1)
     for _ in range(3):
         machine.launch()
@@ -101,7 +98,7 @@ def test_a_numbered_launch_alone_is_traced(machine: Machine, start: Callable[...
     assert machine.ran == ["plain", "traced", "plain"] and [run["number"] for run in found["runs"]] == [1]
 
 
-def test_a_range_of_launches_is_reported_in_full(machine: Machine, start: Callable[..., Any]) -> None:  # noqa: F811
+def test_a_range_of_launches_is_reported_in_full(machine: Machine, start: Callable[..., Any]) -> None:
     session = start(skip=1, count=2)
     for _ in range(5):
         machine.launch()
@@ -113,7 +110,7 @@ def test_a_range_of_launches_is_reported_in_full(machine: Machine, start: Callab
 
 def test_a_list_run_changes_nothing_and_says_what_could_be_traced(
     machine: Machine,
-    start: Callable[..., Any],  # noqa: F811
+    start: Callable[..., Any],
 ) -> None:
     session = start(list_only=True)
     machine.launch()
@@ -129,7 +126,7 @@ def test_a_list_run_changes_nothing_and_says_what_could_be_traced(
 
 def test_two_kernels_for_one_pattern_are_listed_and_not_reported(
     machine: Machine,
-    start: Callable[..., Any],  # noqa: F811
+    start: Callable[..., Any],
 ) -> None:
     machine.add("matmul2", machine.module)
     session = start(kernel="mat")
@@ -140,7 +137,7 @@ def test_two_kernels_for_one_pattern_are_listed_and_not_reported(
     assert left_clean(machine)
 
 
-def test_a_pattern_that_fits_the_demangled_name_chooses(machine: Machine, start: Callable[..., Any]) -> None:  # noqa: F811
+def test_a_pattern_that_fits_the_demangled_name_chooses(machine: Machine, start: Callable[..., Any]) -> None:
     machine.add("other", machine.module)
     session = start(kernel=r"^void matmul\(\)$")
     machine.launch("other")
@@ -151,7 +148,7 @@ def test_a_pattern_that_fits_the_demangled_name_chooses(machine: Machine, start:
 
 def test_a_kernel_that_cannot_be_traced_runs_as_it_is_and_is_named(
     machine: Machine,
-    start: Callable[..., Any],  # noqa: F811
+    start: Callable[..., Any],
 ) -> None:
     session = start(sites=("99999",))
     machine.launch()
@@ -165,7 +162,7 @@ def test_a_kernel_that_cannot_be_traced_runs_as_it_is_and_is_named(
 def test_a_crashed_gpu_is_named(
     machine: Machine,
     start: Callable[..., Any],
-    monkeypatch: pytest.MonkeyPatch,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     session = start()
     machine.launch()
@@ -179,7 +176,7 @@ def test_a_crashed_gpu_is_named(
     assert "ILLEGAL_ADDRESS" in found["problems"][0]
 
 
-def test_a_captured_launch_is_traced_without_events(machine: Machine, start: Callable[..., Any]) -> None:  # noqa: F811
+def test_a_captured_launch_is_traced_without_events(machine: Machine, start: Callable[..., Any]) -> None:
     machine.driver.capturing.add(5)
     session = start()
     machine.launch(stream=5)
@@ -188,7 +185,7 @@ def test_a_captured_launch_is_traced_without_events(machine: Machine, start: Cal
     assert found["kernels"][0]["captured"] == 1 and not machine.driver.events
 
 
-def test_results_are_written_whole(machine: Machine, start: Callable[..., Any]) -> None:  # noqa: F811
+def test_results_are_written_whole(machine: Machine, start: Callable[..., Any]) -> None:
     session = start()
     machine.launch()
     outcome.save(session.options.folder, found := outcome.collect(session))

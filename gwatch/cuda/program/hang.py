@@ -1,0 +1,100 @@
+"""``--timeout``: what the warps of a kernel that does not end were last seen doing.
+
+The ring is copied through a stream of gwatch's own while the kernel spins. Records are complete when they
+are seen (one store each), so the newest one of every warp says how far that warp came.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gwatch.cuda.program.roles import Role
+from gwatch.rewrite.ring import CANARY, HEADER_DTYPE, LANES, RingLayout
+from gwatch.rewrite.sitemap import MappedSite, SiteMap
+
+_SHOWN_WARPS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class LastSeen:
+    """Where a warp was last: ``site`` -1 = it started and came to no site, ``visits`` of that site kept in the
+    ring, ``count`` its records in all."""
+
+    cta: int
+    warp: int
+    site: int
+    visits: int
+    count: int
+
+
+def last_seen(data: npt.NDArray[np.uint8], layout: RingLayout) -> list[LastSeen]:
+    """The last record of every warp that started; ``data`` is the ring as copied while the kernel ran."""
+    fmt = layout.format
+    headers = data[layout.ring_bytes :].view(HEADER_DTYPE)
+    ring = data[: layout.ring_bytes].view(fmt.dtype).reshape(layout.warps, fmt.slots * LANES)
+    found = []
+    for warp in np.flatnonzero(headers["canary"] == CANARY).tolist():
+        records = ring[warp]
+        records = records[records["tag"] != 0]
+        cta, inside = int(headers["cta"][warp]), warp % layout.warps_per_cta
+        if not len(records):
+            found.append(LastSeen(cta, inside, -1, 0, 0))
+            continue
+        # Times are low words of a clock; the span since the entry orders them across one wrap.
+        times = records["time"].astype(np.int64)
+        start = int(times.min())
+        if int(times.max()) - start > 1 << 31:
+            times = (times - int(times[times > (1 << 31)].min())) % (1 << 32)
+        newest = records[int(np.argmax(times))]
+        mask = (1 << fmt.sequence_shift) - 1
+        site = (int(newest["tag"]) & mask) - 1
+        visits = int(np.count_nonzero((records["tag"] & mask) == site + 1))
+        found.append(LastSeen(cta, inside, site, visits, int(records["tag"].max()) >> fmt.sequence_shift))
+    return found
+
+
+def hang_lines(seen: list[LastSeen], layout: RingLayout, site_map: SiteMap, roles: list[Role]) -> list[str]:
+    """The report: warps grouped by role and last site, the largest group last seen waiting first."""
+    by_site = {site.site_id: site for site in site_map.sites}
+    role_of = _roles(seen, by_site, roles)
+    groups: dict[tuple[str, int], list[LastSeen]] = defaultdict(list)
+    for item in seen:
+        groups[role_of.get((item.cta, item.warp), ""), item.site].append(item)
+    lines = []
+    for (role, number), members in sorted(groups.items(), key=lambda entry: (entry[0][0], -len(entry[1]))):
+        site = by_site.get(number)
+        lines.append(f"{role + ': ' if role else ''}{len(members)} warps last seen {_place(site)}")
+        visits = sorted({item.visits for item in members})
+        shown = ", ".join(f"CTA {item.cta} warp {item.warp}" for item in members[:_SHOWN_WARPS])
+        more = f" and {len(members) - _SHOWN_WARPS} more" if len(members) > _SHOWN_WARPS else ""
+        span = str(visits[0]) if len(visits) == 1 else f"{visits[0]} to {visits[-1]}"
+        lines.append(f"    visit {span} of it that the ring holds; {shown}{more}")
+    missing = layout.warps - len(seen)
+    if missing:
+        lines.append(f"{missing} of {layout.warps} warps have not started: the CTAs before them do not leave")
+    return lines
+
+
+def _place(site: MappedSite | None) -> str:
+    if site is None:
+        return "at the entry, before any site"
+    where = f", {site.file}:{site.line}" if site.file is not None else ""
+    name, text = site.label or f"site {site.site_id}", site.instruction.rstrip(" ;")
+    return f"at {name} (instruction {site.index}: {text}{where})"
+
+
+def _roles(
+    seen: list[LastSeen], by_site: dict[int, MappedSite], roles: list[Role]
+) -> dict[tuple[int, int], str]:
+    found = {}
+    for item in seen:
+        site: Any = by_site.get(item.site)
+        for role in roles:
+            if site is not None and site.index in role.body:
+                found[item.cta, item.warp] = role.name
+    return found

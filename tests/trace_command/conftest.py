@@ -1,0 +1,10 @@
+"""The machine made of Python that do_trace's own tests use serves here too."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "run"))
+
+from test_trace_flow import machine  # noqa: F401  (a fixture)
