@@ -29,9 +29,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument(
         "--vectorization", action="store_true", help="every global load and store: width, argument, cause"
     )
+    what.add_argument("--sass", action="store_true", help="print listings")
     what.add_argument(
-        "--sass", nargs="?", const="cuobjdump", choices=("cuobjdump", "nvdisasm"),
-        help="listings, shaped like `cuobjdump -sass` (default) or `nvdisasm -g -c`",
+        "--sass-style", choices=("cuobjdump", "nvdisasm"), default="cuobjdump",
+        help="shaped like `cuobjdump -sass` (default, fast) or `nvdisasm -g -c` (labels, source lines)",
     )  # fmt: skip
     what.add_argument("--lines", action="store_true", help="name the source files of each kernel")
     what.add_argument("--json", action="store_true", help="everything as JSON (same as --format json)")
@@ -85,11 +86,16 @@ def _request(args: argparse.Namespace) -> Request:
         re.compile(args.kernel)
     except re.error as error:
         raise ParseError("kernel-pattern", f"{args.kernel!r} is not a regular expression: {error}") from None
-    style = Style(args.sass) if args.sass else None
-    return Request(args.kernel, tuple(_rules(args)), args.vectorization, args.lines, style)
+    style = Style(args.sass_style) if args.sass else None
+    listings_only = args.sass and args.format == "text" and not (args.json or args.vectorization)
+    return Request(
+        args.kernel, tuple(_rules(args)), args.vectorization, args.lines, style, facts=not listings_only
+    )
 
 
 def _rules(args: argparse.Namespace) -> Iterator[Rule]:
+    if not (args.require or args.forbid or args.fail_on or args.rules or args.max_registers is not None):
+        return
     from gwatch.inspect import rules
 
     yield from map(rules.parse_require, args.require)

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gwatch.errors import ToolError, UnsupportedError
-from gwatch.inspect.templates import Words, WordTemplates, templates_for
+from gwatch.inspect.templates import Words, WordTemplates, group, templates_for
 from gwatch.sass import nvdisasm
 from gwatch.sass.arch import Arch
 from gwatch.sass.isa import isa_for
@@ -139,16 +139,31 @@ class Code:
         return out
 
     @cached_property
+    def distinct(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """``(first, inverse)``: instructions that are printed alike share a number (inverse); ``first`` is the index
+        of one of each. Equal words are printed alike unless they name a pc-relative target: then by address."""
+        place = np.where(self.targets >= 0, self.addresses + 1, 0).astype(np.uint64)
+        return group(self.words[:, 0], self.words[:, 1], place)
+
+    @cached_property
+    def distinct_texts(self) -> list[str]:
+        """The text of one instruction of each number of :attr:`distinct`."""
+        return self.texts_at(self.distinct[0])
+
+    @cached_property
     def texts(self) -> list[str]:
         """nvdisasm's text of each instruction, targets absolute, no semicolon."""
-        return self.texts_at(np.arange(len(self.words)))
+        if self._templates is None or not bool(self._known.all()):
+            return self.texts_at(np.arange(len(self.words)))
+        texts = self.distinct_texts
+        return [texts[number] for number in self.distinct[1].tolist()]
 
     def texts_at(self, places: npt.NDArray[np.int64]) -> list[str]:
-        """:attr:`texts` of the instructions at these indices (ascending) only."""
+        """:attr:`texts` of the instructions at these indices only."""
         if "texts" in self.__dict__:
             return [self.texts[place] for place in places.tolist()]
         if self._templates is None:
-            if len(places) < len(self.words):
+            if len(places) < len(self.words) or bool(np.any(places[1:] < places[:-1])):
                 return [self.texts[place] for place in places.tolist()]  # a process costs more than the words
             return self._disassembled(places)
         return self._from_tables(self._templates, places)
@@ -158,13 +173,12 @@ class Code:
         out: dict[int, str] = {}
         missing = [chosen[~self._known[chosen]]]
         good = chosen[self._known[chosen]]
+        filler = templates.filler(self.words[good], self.addresses[good] + size)
         for template, members in templates.grouped(self.words[good], self._keys[good]):
-            places = good[members]
             if template is None:
-                missing.append(places)
-                continue
-            bodies = templates.fill(template, self.words[places], self.addresses[places] + size)
-            out.update(zip(places.tolist(), bodies, strict=True))
+                missing.append(good[members])
+            else:
+                out.update(zip(good[members].tolist(), filler.fill(template, members), strict=True))
         self._add_guards(templates, out, good[self.guarded[good]])
         unknown = np.concatenate(missing)
         if len(unknown):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 from collections.abc import Iterator
-from concurrent.futures import Executor, ProcessPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gwatch.errors import ParseError, ToolError
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
 
 
 @contextlib.contextmanager
@@ -21,6 +22,9 @@ def open_executor(jobs: int, spec: str = "") -> Iterator[tuple[Executor | None, 
         with _dask(spec) as found:
             yield found
     elif jobs > 1:
+        import multiprocessing
+        from concurrent.futures import ProcessPoolExecutor
+
         # Fresh processes: forking one that may already run threads is not safe.
         context = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(jobs, mp_context=context) as pool:

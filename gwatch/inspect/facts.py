@@ -109,7 +109,8 @@ def kernel_facts(
     code = view.code(kernel)
     real = len(code) - _padding(code)
     counts = np.bincount(code.opcodes[:real])
-    used = {code.opcode_names[number]: int(counts[number]) for number in np.flatnonzero(counts).tolist()}
+    names = code.opcode_names
+    used = dict(sorted((names[number], int(counts[number])) for number in np.flatnonzero(counts).tolist()))
     mix: Counter[str] = Counter()
     for name, count in used.items():
         mix[unit_of(name)] += count
@@ -142,11 +143,11 @@ def kernel_facts(
         spills_exact=exact,
         local_accesses=local,
         occupancy=occupied if kernel.is_entry else None,
-        opcodes=tuple(sorted(used.items())),
+        opcodes=tuple(used.items()),
         mix=tuple(sorted(mix.items())),
         memory=_memory(used),
         tensor=_named(used, is_tensor),
-        tma=tuple(sorted((name, count) for name, count in used.items() if unit_of(name) == "tma")),
+        tma=tuple((name, count) for name, count in used.items() if unit_of(name) == "tma"),
         loops=find_loops(code, indirect_targets(records)),
         engine=code.engine,
     )
@@ -224,7 +225,7 @@ def _spills(view: CubinView, records: Iterable[Attribute], code: Code) -> tuple[
 
 def _memory(used: dict[str, int]) -> tuple[MemoryUse, ...]:
     out = []
-    for name, count in sorted(used.items()):
+    for name, count in used.items():
         access = access_of(name)
         if access is not None:
             out.append(MemoryUse(name, access.space, access.action, access.bits, access.modifiers, count))
@@ -232,7 +233,7 @@ def _memory(used: dict[str, int]) -> tuple[MemoryUse, ...]:
 
 
 def _named(used: dict[str, int], wanted: Callable[[str], bool]) -> tuple[tuple[str, int], ...]:
-    return tuple(sorted((name, count) for name, count in used.items() if wanted(name.split(".")[0])))
+    return tuple((name, count) for name, count in used.items() if wanted(name.split(".")[0]))
 
 
 def indirect_targets(records: Iterable[Attribute]) -> dict[int, tuple[int, ...]]:

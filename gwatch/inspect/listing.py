@@ -10,10 +10,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from enum import Enum
+from operator import add
 
 import numpy as np
 
-from gwatch.inspect.code import Code
+from gwatch.inspect.code import Code, CodePart
 from gwatch.inspect.view import CubinView
 from gwatch.sass import nvdisasm
 
@@ -46,15 +47,14 @@ def listing(view: CubinView, style: Style, wanted: Callable[[str], bool] | None 
     target = "" if view.cubin.abi_version <= _ABI_OLD else f"\t.target\t{name}\n\n"
     out = [f"\n\tcode for {name}\n{target}"]
     flags = header_flags(view)
-    kernels = sorted(
-        {k.section_index: k for k in view.kernels}.values(), key=lambda kernel: kernel.section_index
-    )
-    bodies = [_bodies(view.code(kernel)) for kernel in kernels]
-    column = max((width for _, width in bodies), default=0) + 2
-    for kernel, (lines, _) in zip(kernels, bodies, strict=True):
+    kernels = sorted({k.section_index: k for k in view.kernels}.values(), key=lambda k: k.section_index)
+    if not kernels:
+        return out[0]
+    lines = _Lines(view.whole)
+    for kernel in kernels:
         if wanted is None or wanted(kernel.name):
             out.append(f'\t\tFunction : {kernel.name}\n\t.headerflags\t@"{flags}"\n')
-            out += _lines(view.code(kernel), lines, column)
+            out.append(lines.text(view.code(kernel)))
             out.append(_END)
     return "".join(out)
 
@@ -76,28 +76,58 @@ def header_flags(view: CubinView) -> str:
     return " ".join(words)
 
 
-def _bodies(code: Code) -> tuple[list[str], int]:
-    """Lines up to the encodings (address, guard right-aligned, text, semicolon), and the width they ask for: that of
-    the widest if guards stood behind the margin."""
-    control = (code.words[:, 1] >> np.uint64(_CONTROL_SHIFT) & np.uint64(_SCOREBOARDS_AND_STALL)).tolist()
-    out = []
-    width = 0
-    for address, text, bits in zip(code.addresses.tolist(), code.texts, control, strict=True):
-        guard = ""
-        if text[0] == "@" and text[1] != "U" and text[2] != "U":
-            guard, text = text.split(" ", 1)  # a uniform guard stands where the opcode of other lines does
-        end = ";" if bits == _TIGHT else " ;"
-        if text[-1] in "NF0" and _SPECIAL_NUMBER.search(text):
-            end = f" {end}"
-        line = f"        /*{address:04x}*/{guard:>18} {text}{end}"
-        width = max(width, len(line) + (len(guard) + 1 if guard else 0))
-        out.append(line)
-    return out, width
+class _Lines:
+    """Lines of a whole cubin: what follows the address is made once for instructions that are printed alike."""
 
+    def __init__(self, whole: Code) -> None:
+        first, self.inverse = whole.distinct
+        self.words = whole.words[first].tolist()
+        control = whole.words[first, 1] >> np.uint64(_CONTROL_SHIFT) & np.uint64(_SCOREBOARDS_AND_STALL)
+        self.bodies = []
+        widths = []
+        for text, bits in zip(whole.distinct_texts, control.tolist(), strict=True):
+            guard = ""
+            if text[0] == "@" and text[1] != "U" and text[2] != "U":
+                guard, text = text.split(
+                    " ", 1
+                )  # a uniform guard stands where the opcode of other lines does
+            end = ";" if bits == _TIGHT else " ;"
+            if text[-1] in "NF0" and _SPECIAL_NUMBER.search(text):
+                end = f" {end}"
+            body = f"{guard:>18} {text}{end}"
+            self.bodies.append(body)
+            # The tool measures a line as if its guard stood behind the margin.
+            widths.append(len(body) + (len(guard) + 1 if guard else 0))
+        size = whole.arch.instruction_size
+        self.prefixes = [f"        /*{at:04x}*/" for at in range(0, int(whole.addresses.max()) + 1, size)]
+        prefix = np.array([len(text) for text in self.prefixes])[whole.addresses // size]
+        self.column = int((np.array(widths)[self.inverse] + prefix).max()) + 2
+        self.tails: dict[int, dict[int, str]] = {}
+        for width in np.unique(prefix).tolist():
+            used = np.unique(self.inverse[prefix == width])
+            self.tails[width] = dict(zip(used.tolist(), self._tails(used.tolist(), width), strict=True))
 
-def _lines(code: Code, bodies: list[str], column: int) -> list[str]:
-    blank = " " * column
-    return [
-        f"{body:{column}}/* 0x{low:016x} */\n{blank}/* 0x{high:016x} */\n"
-        for body, (low, high) in zip(bodies, code.words.tolist(), strict=True)
-    ]
+    def _tails(self, numbers: list[int], prefix: int) -> list[str]:
+        """What follows an address of ``prefix`` characters, for these distinct instructions."""
+        width, blank = self.column - prefix, " " * self.column
+        bodies, words = self.bodies, self.words
+        return [
+            f"{bodies[n]:{width}}/* 0x{words[n][0]:016x} */\n{blank}/* 0x{words[n][1]:016x} */\n"
+            for n in numbers
+        ]
+
+    def text(self, part: Code) -> str:
+        """The lines of one section, which starts at address 0."""
+        assert isinstance(part, CodePart)
+        numbers = self.inverse[part.start : part.stop].tolist()
+        out: list[str] = []
+        at = 0
+        while at < len(numbers):
+            prefix = len(self.prefixes[at])
+            end = len(numbers)
+            if len(self.prefixes[end - 1]) > prefix:  # addresses get longer on the way
+                end = next(k for k in range(at, end) if len(self.prefixes[k]) > prefix)
+            tail = self.tails[prefix]
+            out += map(add, self.prefixes[at:end], map(tail.__getitem__, numbers[at:end]))
+            at = end
+        return "".join(out)

@@ -74,9 +74,7 @@ def find_loops(code: Code, indirect: dict[int, tuple[int, ...]] | None = None) -
     if not bool(np.any(backward & ~endless)) and not indirect:
         return ()
     leaders, following = _blocks(code, jumps, indirect or {}, size)
-    found: list[Loop] = []
-    _loops(set(range(len(leaders) - 1)), following, leaders, size, 1, found)
-    return tuple(sorted(found, key=lambda loop: (loop.start, loop.depth)))
+    return tuple(sorted(_loops(following, leaders, size), key=lambda loop: (loop.start, loop.depth)))
 
 
 def _blocks(
@@ -110,73 +108,76 @@ def _blocks(
     return leaders, following
 
 
-def _loops(
-    blocks: set[int], following: list[list[int]], leaders: list[int], size: int, depth: int, found: list[Loop]
-) -> None:
-    work = [(blocks, depth)]
+def _loops(following: list[list[int]], leaders: list[int], size: int) -> list[Loop]:
+    found: list[Loop] = []
+    work = [(list(range(len(following))), 1)]
     while work:
         inside, level = work.pop()
         for part in _components(inside, following):
-            header = min(part)
-            if len(part) == 1 and header not in following[header]:
-                continue
+            part.sort()
+            header = part[0]
             latches = [block for block in part if header in following[block]]
             ranges: list[tuple[int, int]] = []
-            for block in sorted(part):
+            for block in part:
                 first, last = leaders[block], leaders[block + 1] - 1
                 if ranges and ranges[-1][1] + 1 == first:
                     ranges[-1] = (ranges[-1][0], last)
                 else:
                     ranges.append((first, last))
-            latch = (leaders[max(latches) + 1] - 1) * size
-            if not (
-                len(part) == 1 and ranges[0][0] == ranges[0][1]
-            ):  # an endless trap behind EXIT is no loop
+            latch = (leaders[latches[-1] + 1] - 1) * size
+            if len(part) > 1 or ranges[0][0] != ranges[0][1]:  # an endless trap behind EXIT is no loop
                 found.append(Loop(leaders[header] * size, latch, level, tuple(ranges)))
-            rest = set(part) - {header}
-            if rest:
-                work.append((rest, level + 1))
+            if len(part) > 1:
+                work.append((part[1:], level + 1))
+    return found
 
 
-def _components(blocks: set[int], following: list[list[int]]) -> list[list[int]]:
-    """Strongly connected components of the graph cut down to ``blocks`` (Tarjan, without recursion)."""
-    order: dict[int, int] = {}
-    low: dict[int, int] = {}
+def _components(blocks: list[int], following: list[list[int]]) -> list[list[int]]:
+    """Strongly connected components with a cycle of the graph cut down to ``blocks`` (Tarjan, without recursion)."""
+    count = len(following)
+    inside = bytearray(count)
+    for block in blocks:
+        inside[block] = 1
+    order = [0] * count  # 0: not met yet
+    low = [0] * count
+    waiting = bytearray(count)
     stack: list[int] = []
-    on_stack: set[int] = set()
     out: list[list[int]] = []
-    for root in sorted(blocks):
-        if root in order:
+    met = 0
+    for root in blocks:
+        if order[root]:
             continue
-        work = [(root, iter(following[root]))]
-        order[root] = low[root] = len(order)
+        met += 1
+        order[root] = low[root] = met
         stack.append(root)
-        on_stack.add(root)
+        waiting[root] = 1
+        work = [(root, iter(following[root]))]
         while work:
             node, successors = work[-1]
             for successor in successors:
-                if successor not in blocks:
-                    continue
-                if successor not in order:
-                    order[successor] = low[successor] = len(order)
-                    stack.append(successor)
-                    on_stack.add(successor)
-                    work.append((successor, iter(following[successor])))
-                    break
-                if successor in on_stack:
-                    low[node] = min(low[node], order[successor])
+                if not order[successor]:
+                    if inside[successor]:
+                        met += 1
+                        order[successor] = low[successor] = met
+                        stack.append(successor)
+                        waiting[successor] = 1
+                        work.append((successor, iter(following[successor])))
+                        break
+                elif waiting[successor] and order[successor] < low[node]:
+                    low[node] = order[successor]
             else:
                 work.pop()
-                if work:
-                    parent = work[-1][0]
-                    low[parent] = min(low[parent], low[node])
-                if low[node] == order[node]:
-                    part = []
-                    while True:
-                        member = stack.pop()
-                        on_stack.discard(member)
-                        part.append(member)
-                        if member == node:
-                            break
-                    out.append(part)
+                reach = low[node]
+                if work and reach < low[work[-1][0]]:
+                    low[work[-1][0]] = reach
+                if reach == order[node]:
+                    at = len(stack) - 1
+                    while stack[at] != node:
+                        at -= 1
+                    part = stack[at:]
+                    del stack[at:]
+                    for member in part:
+                        waiting[member] = 0
+                    if len(part) > 1 or node in following[node]:
+                        out.append(part)
     return out

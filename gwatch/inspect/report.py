@@ -8,15 +8,17 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gwatch import __version__
 from gwatch.inspect.artifacts import Skipped
 from gwatch.inspect.demangle import demangle
 from gwatch.inspect.facts import KernelFacts
 from gwatch.inspect.loops import Loop
-from gwatch.inspect.rules import Violation
-from gwatch.inspect.vectorize import Vectorization
+
+if TYPE_CHECKING:
+    from gwatch.inspect.rules import Violation
+    from gwatch.inspect.vectorize import Vectorization
 
 FORMAT_VERSION = 1
 SCHEMA = Path(__file__).resolve().parent / "schema.json"

@@ -7,23 +7,28 @@ import os
 import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Executor, Future
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import BrokenExecutor
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gwatch.cuda.binary.cubin import write_atomically
 from gwatch.errors import CubinError, GWatchError, ToolError
 from gwatch.inspect.artifacts import Image, Skipped, Text, open_artifact
 from gwatch.inspect.demangle import demangle
 from gwatch.inspect.facts import kernel_facts
-from gwatch.inspect.listing import Style, listing
 from gwatch.inspect.report import ImageReport, KernelReport, Report
-from gwatch.inspect.rules import Rule, check, unmatched
-from gwatch.inspect.triton_source import TritonKernels
-from gwatch.inspect.vectorize import vectorization
+from gwatch.inspect.triton_source import TritonKernel, TritonKernels
 from gwatch.inspect.view import CubinView
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor, Future
+
+    from gwatch.cuda.binary import KernelDef
+    from gwatch.inspect.listing import Style
+    from gwatch.inspect.rules import Rule
+    from gwatch.inspect.vectorize import Vectorization
 
 IN_FLIGHT_BYTES = 256 << 20
 """Images handed to workers and not yet back, at most (always at least one)."""
@@ -31,13 +36,15 @@ IN_FLIGHT_BYTES = 256 << 20
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What to find out. ``kernels``: regular expression, all if empty. ``sass``: add listings in that style."""
+    """What to find out. ``kernels``: regular expression, all if empty. ``sass``: add listings in that style.
+    ``facts`` False: listings only (needs no rules)."""
 
     kernels: str = ""
     rules: tuple[Rule, ...] = ()
     vectorization: bool = False
     lines: bool = False
     sass: Style | None = None
+    facts: bool = True
 
     def wants(self, name: str) -> bool:
         """Whether the kernel of this mangled name is asked for."""
@@ -58,20 +65,31 @@ def examine(image: Image, request: Request, described: TritonKernels) -> ImageRe
 def _examine(image: Image, request: Request, described: TritonKernels, report: ImageReport) -> None:
     view = CubinView.of(image.data, image.path)
     report.arch, report.abi, report.toolkit = view.arch.name, view.cubin.abi_version, view.toolkit
-    for kernel in view.kernels:
+    for kernel in view.kernels if request.facts or request.rules else ():
         if not request.wants(kernel.name):
             continue
         description = described.find(kernel.name, image.path)
         threads = 32 * description.num_warps if description and description.num_warps else None
         facts = kernel_facts(view, kernel, threads, (description.shared or 0) if description else 0)
-        accesses = lru_cache(maxsize=1)(partial(vectorization, view, kernel, description))
+        accesses = lru_cache(maxsize=1)(partial(_vectorization, view, kernel, description))
         files = tuple(sorted(kernel.set_filepaths)) if request.lines else ()
         wide = accesses() if request.vectorization and kernel.is_entry else None
         report.kernels.append(KernelReport(facts, files, wide))
-        if kernel.is_entry:
+        if kernel.is_entry and request.rules:
+            from gwatch.inspect.rules import check
+
             report.violations += check(request.rules, view, kernel, facts, accesses)
     if request.sass is not None:
+        from gwatch.inspect.listing import listing
+
         report.sass = listing(view, request.sass, request.wants if request.kernels else None)
+
+
+def _vectorization(view: CubinView, kernel: KernelDef, description: TritonKernel | None) -> Vectorization:
+    # Imported when asked for: a listing or a table of kernels doesn't pay for it.
+    from gwatch.inspect.vectorize import vectorization
+
+    return vectorization(view, kernel, description)
 
 
 @dataclass(slots=True)
@@ -89,7 +107,7 @@ class _Task:
         assert self.future is not None
         try:
             return self.future.result()
-        except BrokenProcessPool as error:
+        except BrokenExecutor as error:
             raise ToolError(
                 "worker-died", "a worker process ended before it answered", "out of memory? use fewer --jobs"
             ) from error
@@ -145,7 +163,10 @@ def inspect(
         image.also_at = task.also_at
         report.images.append(image)
     names = [k.facts.name for image in report.images for k in image.kernels if k.facts.is_kernel]
-    report.unmatched = unmatched(asked.rules, names)
+    if asked.rules:
+        from gwatch.inspect.rules import unmatched
+
+        report.unmatched = unmatched(asked.rules, names)
     return report
 
 

@@ -25,11 +25,11 @@ Column = npt.NDArray[np.int64]
 _KEYS = 1 << 13
 _MASK64 = (1 << 64) - 1
 _GUARD_BITS = 0xF << 12
-_REUSE = 7 << 122
+_REUSE = 15 << 122
 _YIELD = 1 << 109
 _FIXED = ~(CONTROL_MASK | _GUARD_BITS)
 _HOLE = "\x01"
-_MIX_LOW, _MIX_HIGH = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F)
+_MIX = np.uint64(0x9E3779B97F4A7C15)
 _REGISTERS = frozenset("RUPQBS")
 
 
@@ -46,13 +46,16 @@ class Template:
         return "%s".join(piece.replace("%", "%%") for piece in self.pieces)
 
 
-def group(low: Words, high: Words) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """``(first, inverse)`` of equal (low, high) pairs: index of one member per group, group of each element."""
-    mixed = (low * _MIX_LOW) ^ ((high * _MIX_HIGH) >> np.uint64(7)) ^ high
+def group(*columns: Words) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """``(first, inverse)`` of rows that agree in all columns: index of one member per group, group of each row."""
+    mixed = np.zeros(len(columns[0]), np.uint64)
+    for column in columns:
+        mixed = (mixed ^ column) * _MIX
+        mixed ^= mixed >> np.uint64(29)
     _, first, inverse = np.unique(mixed, return_index=True, return_inverse=True)
-    if not (np.array_equal(low[first][inverse], low) and np.array_equal(high[first][inverse], high)):
-        pairs = np.stack((low, high), axis=1)  # two pairs with one mixed value: group by the pairs themselves
-        _, first, inverse = np.unique(pairs, axis=0, return_index=True, return_inverse=True)
+    if not all(np.array_equal(column[first][inverse], column) for column in columns):
+        rows = np.stack(columns, axis=1)  # different rows with one mixed value: group by the rows themselves
+        _, first, inverse = np.unique(rows, axis=0, return_index=True, return_inverse=True)
     return first, inverse.reshape(-1)
 
 
@@ -67,9 +70,9 @@ class WordTemplates:
         self._prepared: set[int] = set()
         self._templates: dict[tuple[int, int], Template | None] = {}
         self._opcodes: dict[tuple[int, int], str | None] = {}
-        self._texts = {letter: self._register_texts(letter) for letter in _REGISTERS}
+        self.names = {letter: self._register_names(letter) for letter in _REGISTERS}
 
-    def _register_texts(self, letter: str) -> npt.NDArray[np.object_]:
+    def _register_names(self, letter: str) -> npt.NDArray[np.object_]:
         zero = self.isa.zero
         return np.array([number_text(letter, value, zero) for value in range(256)], object)
 
@@ -97,9 +100,9 @@ class WordTemplates:
             masks[0, number], masks[1, number] = mask & _MASK64, mask >> 64 & _MASK64
 
     def known(self, words: Words, keys: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """Whether the tables have the opcode and the control word exists (bit 125 clear, no scoreboard 6)."""
+        """Whether the tables have the opcode and the control word exists (bits 126 and 127 clear, no scoreboard 6)."""
         high = words[:, 1]
-        odd = (high >> np.uint64(61)) != 0
+        odd = (high >> np.uint64(62)) != 0
         for shift in (46, 49):
             odd |= (high >> np.uint64(shift) & np.uint64(7)) == 6
         found: npt.NDArray[np.bool_] = self._known[keys] & ~odd
@@ -172,10 +175,7 @@ class WordTemplates:
                 return None
             filled.append(_HOLE)
             fields.append(place)
-        reuse: tuple[int, ...] = ()
-        if word & _YIELD and form.reuse:
-            bits = word >> 122 & 7
-            reuse = tuple(p for n, p in enumerate(form.reuse) if bits >> n & 1 and p >= 0)
+        reuse = form.marked(plain, word >> 122 & 15) if word & _YIELD else ()
         body = f"{opcode} {lex.fill(form.skeleton, tuple(attached), filled, reuse)}"
         if key.is_relative(opcode.split(".")) and form.values and form.values[-1].kind == "I" and fields:
             # The distance is the last value; the mark in the last piece says so.
@@ -197,31 +197,55 @@ class WordTemplates:
                     out[places] = field_column(words[places], template.fields[-1]) + following[places]
         return out
 
-    def fill(self, template: Template, words: Words, following: Column) -> list[str]:
-        """The text of the words of one template; ``following``: the byte address behind each."""
+    def filler(self, words: Words, following: Column) -> Filler:
+        """What fills templates for ``words``; ``following``: the byte address behind each."""
+        return Filler(self, words, following)
+
+
+class Filler:
+    """Puts numbers into templates. A field is cut out of all words at once, the first time a template has it."""
+
+    def __init__(self, templates: WordTemplates, words: Words, following: Column) -> None:
+        self.templates, self.words, self.following = templates, words, following
+        self._numbers: dict[Field, Column] = {}
+        self._registers: dict[Field, npt.NDArray[np.object_]] = {}
+
+    def fill(self, template: Template, members: npt.NDArray[np.int64]) -> list[str]:
+        """The text of the words at ``members``, which share ``template``."""
         pieces, fields = template.pieces, template.fields
         if not fields:
-            return ["".join(pieces).rstrip(" ")] * len(words)
+            return ["".join(pieces).rstrip(" ")] * len(members)
         columns: list[list[str]] = []
         for number, place in enumerate(fields):
             assert place is not None
-            values = field_column(words, place)
             if number == len(fields) - 1 and pieces[-1].startswith(_HOLE):
-                targets = (values + following).astype(np.uint64)
+                targets = (self._column(place)[members] + self.following[members]).astype(np.uint64)
                 columns.append([f"{v:#x}" for v in targets.tolist()])
             elif place.kind in _REGISTERS:
-                columns.append(self._texts[place.kind][values].tolist())
+                columns.append(self._names(place)[members].tolist())
             else:
-                columns.append(self._numbers(place.kind, values))
+                columns.append(self._texts(place.kind, self._column(place)[members]))
         form = template.format.replace(_HOLE, "")
         if pieces[-1].strip(" "):
             return [form % row for row in zip(*columns, strict=True)]
         return [(form % row).rstrip(" ") for row in zip(*columns, strict=True)]
 
-    def _numbers(self, kind: str, values: Column) -> list[str]:
+    def _column(self, place: Field) -> Column:
+        found = self._numbers.get(place)
+        if found is None:
+            found = self._numbers[place] = field_column(self.words, place)
+        return found
+
+    def _names(self, place: Field) -> npt.NDArray[np.object_]:
+        found = self._registers.get(place)
+        if found is None:
+            found = self._registers[place] = self.templates.names[place.kind][self._column(place)]
+        return found
+
+    def _texts(self, kind: str, values: Column) -> list[str]:
         if kind == "I":
             return [f"{v:#x}" for v in values.tolist()]
-        zero = self.isa.zero
+        zero = self.templates.isa.zero
         known: dict[int, str] = {v: number_text(kind, v, zero) for v in np.unique(values).tolist()}
         return [known[v] for v in values.tolist()]
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from gwatch.inspect.demangle import demangle, short
 from gwatch.inspect.report import ImageReport, KernelReport, Report
-from gwatch.inspect.rules import Violation
-from gwatch.inspect.vectorize import GlobalAccess, Vectorization
+
+if TYPE_CHECKING:
+    from gwatch.inspect.rules import Violation
+    from gwatch.inspect.vectorize import GlobalAccess, Vectorization
 
 DETAILED = 3
 """Up to this many kernels in all, each is described at length."""

@@ -6,6 +6,7 @@ import re
 from functools import cached_property
 
 import numpy as np
+import numpy.typing as npt
 
 from gwatch.cuda.binary import Cubin, KernelDef, nvinfo
 from gwatch.cuda.binary.nvinfo import Attr, Attribute
@@ -69,24 +70,31 @@ class CubinView:
         return self._numbers.get(code, {}).get(kernel.symbol.index)
 
     @cached_property
-    def _code(self) -> dict[int, Code]:
-        # One Code over all sections: a process, or a look at the tables, is paid once a cubin.
-        size = self.arch.instruction_size
-        words = {k.section_index: k.words for k in self.kernels}
+    def _words(self) -> dict[int, npt.NDArray[np.uint64]]:
+        """Code section -> its words, in the order of :attr:`whole`."""
+        return {kernel.section_index: kernel.words for kernel in self.kernels}
+
+    @cached_property
+    def whole(self) -> Code:
+        """One Code over all sections: a process, or a look at the tables, is paid once a cubin."""
+        words = list(self._words.values())
         if not words:
-            return {}
-        addresses = [np.arange(len(w), dtype=np.int64) * size for w in words.values()]
-        whole = code_of(self.arch, np.concatenate(list(words.values())), np.concatenate(addresses))
+            return code_of(self.arch, np.zeros((0, 2), np.uint64))
+        addresses = [np.arange(len(w), dtype=np.int64) * self.arch.instruction_size for w in words]
+        return code_of(self.arch, np.concatenate(words), np.concatenate(addresses))
+
+    @cached_property
+    def _parts(self) -> dict[int, Code]:
         parts: dict[int, Code] = {}
         start = 0
-        for index, part in words.items():
-            parts[index] = whole.part(start, start + len(part))
-            start += len(part)
+        for index, words in self._words.items():
+            parts[index] = self.whole.part(start, start + len(words))
+            start += len(words)
         return parts
 
     def code(self, kernel: KernelDef) -> Code:
         """The words of the kernel's section."""
-        return self._code[kernel.section_index]
+        return self._parts[kernel.section_index]
 
     @cached_property
     def toolkit(self) -> str:

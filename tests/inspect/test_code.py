@@ -79,8 +79,7 @@ def test_a_part_shares_the_whole() -> None:
 def test_grouping_tells_every_pair_apart_even_when_the_mixed_values_collide(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("gwatch.inspect.templates._MIX_LOW", np.uint64(0))
-    monkeypatch.setattr("gwatch.inspect.templates._MIX_HIGH", np.uint64(0))
+    monkeypatch.setattr("gwatch.inspect.templates._MIX", np.uint64(0))
     low = np.array([5, 6, 5, 7], np.uint64)
     high = np.array([1, 1, 1, 1], np.uint64)
     first, inverse = group(low, high)
