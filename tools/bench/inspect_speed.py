@@ -1,0 +1,149 @@
+#!/usr/bin/env python3
+"""How fast `gwatch inspect` is beside cuobjdump, on the same files in one run.
+
+    python tools/bench/inspect_speed.py [CUBIN …] [--repeat 3]       # default: the open corpus's sm_90 cubins over 1 MB
+
+Two questions, each answered in CPU seconds (user + system, best of the repeats, so that other work on the machine
+counts little) for whole processes, start-up included, and for gwatch also without it (as a library):
+
+* listings: `gwatch inspect --sass` against `cuobjdump -sass`; the bar is 5 times faster;
+* facts (registers, memory, mix, loops, occupancy): `gwatch inspect --json` against `cuobjdump -res-usage`, and against
+  the listing one would otherwise count in; the bar is 20 times faster than that listing.
+
+Every listing compared is first checked to be the same text. Exit codes: 0 both bars met, 1 not, 2 cuobjdump missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+sys.path.insert(0, str(ROOT))
+
+LISTING_BAR, FACTS_BAR = 5.0, 20.0
+
+
+def find_cuobjdump() -> Path | None:
+    """NVIDIA's program from the PyPI wheel or PATH."""
+    import shutil
+
+    for entry in sys.path:
+        for path in Path(entry or ".").glob("nvidia/*/bin/cuobjdump"):
+            return path
+    found = shutil.which("cuobjdump")
+    return Path(found) if found else None
+
+
+def process_seconds(command: list[str], output: Path) -> float:
+    """CPU seconds of a process whose standard output goes to a file."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    with open(output, "wb") as stream:
+        subprocess.run(
+            command,
+            stdout=stream,
+            stderr=subprocess.DEVNULL,
+            check=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def own_seconds(work: Callable[[], object]) -> float:
+    """CPU seconds of a call."""
+    start = time.process_time()
+    work()
+    return time.process_time() - start
+
+
+def best(repeat: int, measure: Callable[[], float]) -> float:
+    """The smallest of several measurements."""
+    return min(measure() for _ in range(repeat))
+
+
+def library_listing(path: Path) -> str:
+    """A listing through the library."""
+    from gwatch.inspect.listing import Style, listing
+    from gwatch.inspect.view import CubinView
+
+    return listing(CubinView.of(path.read_bytes()), Style.CUOBJDUMP)
+
+
+def library_facts(path: Path) -> int:
+    """All facts through the library; returns the number of kernels."""
+    from gwatch.inspect.facts import kernel_facts
+    from gwatch.inspect.view import CubinView
+
+    view = CubinView.of(path.read_bytes())
+    return len([kernel_facts(view, kernel) for kernel in view.kernels])
+
+
+def default_files() -> list[Path]:
+    """The large sm_90 cubins of the open corpus."""
+    found = sorted((ROOT / ".corpus").glob("sm_90*.cubin"))
+    return [path for path in found if path.stat().st_size > 1 << 20]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("cubins", nargs="*", type=Path)
+    parser.add_argument("--repeat", type=int, default=3)
+    args = parser.parse_args()
+    cuobjdump = find_cuobjdump()
+    files = args.cubins or default_files()
+    if cuobjdump is None or not files:
+        print("cuobjdump (pip install nvidia-cuda-cuobjdump) or cubins are missing", file=sys.stderr)
+        return 2
+    gwatch = [sys.executable, "-m", "gwatch", "inspect"]
+    library_facts(files[0])  # tables are read once a process
+    totals: dict[str, float] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        theirs, ours = Path(folder) / "theirs", Path(folder) / "ours"
+        for path in files:
+            name = str(path)
+            commands = {
+                "cuobjdump -sass": ([str(cuobjdump), "-sass", name], theirs),
+                "gwatch --sass": ([*gwatch, "--sass", name], ours),
+                "cuobjdump -res-usage": ([str(cuobjdump), "-res-usage", name], Path(folder) / "usage"),
+                "gwatch --json": ([*gwatch, "--json", name], Path(folder) / "json"),
+            }
+            row = {
+                what: best(args.repeat, lambda c=command, o=output: process_seconds(c, o))
+                for what, (command, output) in commands.items()
+            }
+            row["library listing"] = best(args.repeat, lambda p=path: own_seconds(lambda: library_listing(p)))
+            row["library facts"] = best(args.repeat, lambda p=path: own_seconds(lambda: library_facts(p)))
+            if theirs.read_bytes() != ours.read_bytes():
+                print(f"{path}: the listings differ", file=sys.stderr)
+                return 1
+            print(
+                f"{path.name} ({path.stat().st_size / 1e6:.1f} MB): "
+                + ", ".join(f"{what} {seconds:.3f} s" for what, seconds in row.items())
+            )
+            for what, seconds in row.items():
+                totals[what] = totals.get(what, 0.0) + seconds
+    listing = totals["cuobjdump -sass"]
+    ratios = [
+        ("listing, whole process", listing / totals["gwatch --sass"], LISTING_BAR),
+        ("listing, as a library", listing / totals["library listing"], LISTING_BAR),
+        ("facts against a listing, whole process", listing / totals["gwatch --json"], None),
+        ("facts against a listing, as a library", listing / totals["library facts"], FACTS_BAR),
+        ("facts against -res-usage, as a library", totals["cuobjdump -res-usage"] / totals["library facts"], None),
+    ]  # fmt: skip
+    for what, ratio, bar in ratios:
+        print(f"{what}: {ratio:.1f} times" + (f" (bar {bar:g})" if bar else ""))
+    return 0 if all(bar is None or ratio >= bar for _, ratio, bar in ratios) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
