@@ -54,6 +54,7 @@ class LatencyTable:
     given: dict[tuple[str, str, str, str], int]
     signal: int
     _settled: dict[tuple[str, str], int] = field(default_factory=dict, repr=False, compare=False)
+    _slowest: dict[tuple[str, str], int] = field(default_factory=dict, repr=False, compare=False)
 
     def distance(self, producer: str, file: str, consumer: str, role: str) -> int:
         """Issue cycles that code made from nothing must leave.
@@ -70,6 +71,22 @@ class LatencyTable:
     def minimum(self, producer: str, file: str, consumer: str, role: str) -> int:
         """The smallest distance ever seen: a smaller one is an error. 1 for a pair never seen."""
         return self.pairs.get((producer, file, ANY if role == "guard" else consumer, role), _NEVER)[0]
+
+    def frequent(self, producer: str, file: str, consumer: str, role: str) -> int:
+        """The smallest distance ever seen between a pair that was seen often; 1 for a rarer one."""
+        pair = (producer, file, ANY if role == "guard" else consumer, role)
+        minimum, _, seen = self.pairs.get(pair, _NEVER)
+        return minimum if seen >= OFTEN else 1
+
+    def slowest(self, producer: str, file: str) -> int:
+        """The longest of a producer's frequent distances: past it nothing can be too early."""
+        key = (producer, file)
+        if key not in self._slowest:
+            mine = [
+                least for pair, (least, _, seen) in self.pairs.items() if pair[:2] == key and seen >= OFTEN
+            ]
+            self._slowest[key] = max(mine, default=1)
+        return self._slowest[key]
 
     def overwrite(self, first: str, file: str, second: str) -> int:
         """Issue cycles from a write to a later write of the same register (code made from nothing)."""
