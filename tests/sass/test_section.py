@@ -46,11 +46,11 @@ def sections(paths: list[Path], each: int) -> list[tuple[Isa, Words]]:
 
 def test_compiler_output_has_no_reports(corpus_sm90: list[Path]) -> None:
     pairs = 0
-    for isa, words in sections(corpus_sm90, 12):
+    for isa, words in sections(corpus_sm90, 6):
         checker = SectionChecker(isa, latency_for("sm_90"), words, build_cfg(isa, words))
         assert checker.run() == []
         pairs += checker.pairs
-    assert pairs > 10_000
+    assert pairs > 8_000
 
 
 def test_a_pair_at_its_minimum_cannot_be_shortened_unseen(corpus_sm90: list[Path]) -> None:
