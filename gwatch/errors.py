@@ -28,6 +28,10 @@ class GWatchError(Exception):
         return (type(self), (self.code, self.message, self.hint))
 
 
+class UsageError(GWatchError):
+    """A command's arguments don't go together, are missing or malformed."""
+
+
 class CubinError(GWatchError):
     """A container (ELF, fatbin, attribute, relocation) is malformed, truncated or of a kind gwatch refuses."""
 

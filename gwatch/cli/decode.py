@@ -49,7 +49,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _dim3(text: str) -> tuple[int, int, int]:
-    parts = [int(part) for part in text.split(",")]
+    try:
+        parts = [int(part) for part in text.split(",")]
+    except ValueError:
+        parts = []
     if not 1 <= len(parts) <= 3:
         raise argparse.ArgumentTypeError(f"{text!r} is not X,Y,Z")
     x, y, z = (*parts, 1, 1)[:3]
@@ -57,8 +60,11 @@ def _dim3(text: str) -> tuple[int, int, int]:
 
 
 def _region(text: str) -> tuple[int, int, str]:
-    enter, leave, *label = text.split(":", 2)
-    return int(enter), int(leave), label[0] if label else f"site {enter}-{leave}"
+    try:
+        enter, leave, *label = text.split(":", 2)
+        return int(enter), int(leave), label[0] if label else f"site {enter}-{leave}"
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not A:B or A:B:LABEL (two site ids)") from None
 
 
 def run(args: argparse.Namespace) -> int:

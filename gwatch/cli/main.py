@@ -9,9 +9,10 @@ import argparse
 import importlib
 import os
 import sys
+from typing import NoReturn
 
 from gwatch import __version__
-from gwatch.errors import GWatchError
+from gwatch.errors import GWatchError, UsageError
 
 # name -> (module, one-line help). Only the chosen command's module is imported: `gwatch --help` stays fast.
 COMMANDS = {
@@ -41,10 +42,18 @@ def _usage() -> str:
     )
 
 
+class Parser(argparse.ArgumentParser):
+    """An argument parser that refuses like everything else: one line with a code."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise UsageError ``[usage]``."""
+        raise UsageError("usage", message, f"{self.prog} --help lists the arguments")
+
+
 def run_command(name: str, arguments: list[str], prog: str | None = None) -> int:
     """Run one command with its arguments; returns the exit code."""
     module = importlib.import_module(COMMANDS[name][0])
-    parser = argparse.ArgumentParser(prog=prog or f"gwatch {name}", description=COMMANDS[name][1])
+    parser = Parser(prog=prog or f"gwatch {name}", description=COMMANDS[name][1])
     module.add_arguments(parser)
     try:
         code: int = module.run(parser.parse_args(arguments))

@@ -1,8 +1,8 @@
-"""``python -m gwatch.rewrite`` is ``gwatch rewrite``."""
+"""``python -m gwatch.rewrite``: the same as ``gwatch rewrite``."""
 
-import sys
-
-from gwatch.rewrite.cli import main
+from gwatch.cli.main import run_command
 
 if __name__ == "__main__":
-    sys.exit(main())
+    import sys
+
+    raise SystemExit(run_command("rewrite", sys.argv[1:], "python -m gwatch.rewrite"))

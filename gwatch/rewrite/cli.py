@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gwatch.errors import GWatchError, SiteError, TraceError
+from gwatch.errors import SiteError, TraceError
 
 if TYPE_CHECKING:
     from gwatch.cuda.binary.cubin import Cubin
@@ -76,17 +76,6 @@ def run(args: argparse.Namespace) -> int:
     if args.snippet is not None:
         return _insert_snippet(cubin, kernel, args)
     return _trace(cubin, kernel, args)
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Entry point of ``python -m gwatch.rewrite``."""
-    parser = argparse.ArgumentParser(prog="python -m gwatch.rewrite", description=__doc__)
-    add_arguments(parser)
-    try:
-        return run(parser.parse_args(argv))
-    except GWatchError as error:
-        sys.stderr.write(f"gwatch: {error}\n")
-        return 2
 
 
 def _excluded(args: argparse.Namespace) -> dict[str, list[int]] | None:
