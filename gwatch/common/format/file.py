@@ -17,7 +17,7 @@ from gwatch.errors import GWatchError, TraceError
 
 DEFAULT_TITLE = "G-Watch Report"
 FORMATS = {".json": "json", ".html": "html", ".htm": "html", ".gwatch": "archive",
-           ".chrome.json": "chrome", ".chrome": "chrome"}
+           ".pftrace": "perfetto", ".perfetto": "perfetto", ".chrome.json": "chrome", ".chrome": "chrome"}
 
 
 class RenderError(GWatchError, ValueError):
@@ -102,13 +102,14 @@ class File:
         return [s for s in self.sections if isinstance(s, Section_IntraKernelTrace)]
 
     def render(self, path: str | os.PathLike[str], fmt: str | None = None) -> None:
-        """Write the report; ``fmt`` ("json", "html", "gwatch", "chrome") or else the file name decides the
-        form.
+        """Write the report; ``fmt`` ("json", "html", "gwatch", "pftrace", "chrome") or else the file name
+        decides the form.
 
         ``.json`` is the report, ``.gwatch`` the same as a binary archive, ``.html`` the page,
-        ``.chrome.json`` events for chrome://tracing and Perfetto. Missing parent folders are made, and an
+        ``.pftrace`` Perfetto's own form (needs the extra ``perfetto``),
+        ``.chrome.json`` events for chrome://tracing. Missing parent folders are made, and an
         existing file is replaced only once the new one is complete. Raises RenderError ``[unknown-format]``
-        (a ValueError) for any other form.
+        (a ValueError) for any other form, ToolError ``[perfetto-missing]``.
         """
         target = Path(path)
         name = f".{fmt.lower().lstrip('.')}" if fmt else "".join(target.suffixes[-2:]).lower()
@@ -116,7 +117,7 @@ class File:
         if kind is None:
             form = fmt or target.suffix or target.name
             raise RenderError("unknown-format", f"cannot write a report as {form!r}",
-                              "name the file .json, .gwatch, .html or .chrome.json")
+                              "name the file .json, .gwatch, .html, .pftrace or .chrome.json")
         chunks: Iterable[str | bytes]
         if kind == "json":
             chunks = self.json_chunks()
@@ -126,6 +127,9 @@ class File:
         elif kind == "chrome":
             from gwatch.common.format.chrome import chrome_chunks
             chunks = chrome_chunks([run for section in self.traces for run in section.runs])
+        elif kind == "perfetto":
+            from gwatch.common.format.perfetto import pftrace_chunks
+            chunks = pftrace_chunks([run for section in self.traces for run in section.runs])
         else:
             from gwatch.common.format.html import html_chunks
             chunks = html_chunks(self)
