@@ -13,7 +13,7 @@ from isa_learning.probe import CONTROL_MASK, PROBE_CONTROL, Prober, is_relative
 from gwatch.errors import GWatchError
 from gwatch.sass.isa import tree
 from gwatch.sass.isa.lex import Cut, cut
-from gwatch.sass.isa.model import Choice, Key, key_of
+from gwatch.sass.isa.model import Choice, Form, Key, key_of
 
 GUARD = 7 << 12
 SWEEP = 3000
@@ -146,9 +146,10 @@ class Learner:
 
     def finish(self, words: Iterable[int]) -> None:
         """Everything that needs the final models."""
-        self.note_traits()
+        self.note_guards()
         self.mark_relative()
         self.note_shapes(words)
+        note_reuse(self.models(), self.prober)
 
     def word_of(self, text: str) -> int:
         """A sampled word with exactly this text."""
@@ -373,41 +374,16 @@ class Learner:
                 if label >= 0 and not state.model.forms[label].shapes and not state.model.forms[label].probes:
                     state.model.forms[label].probes = [word & ~CONTROL_MASK]
 
-    def note_traits(self) -> None:
-        """Learn which predicate file guards a key, and which value each operand-cache bit marks, form by form."""
-        guards: dict[int, int] = {}
-        caches: dict[tuple[int, int, int], list[int]] = {}
-        for key, state in sorted(self.states.items()):
-            if state.model is None:
-                continue
-            members: dict[int, list[int]] = defaultdict(list)
-            for word in sorted(state.samples.index, key=lambda w: (w not in state.samples.real, w)):
-                label = tree.lookup(state.model.select, word)
-                if label >= 0:
-                    members[label].append(word)
-            guards[key] = (state.samples.words[0] if not state.samples.real else min(state.samples.real)) & ~GUARD
-            for label, words in members.items():
-                for bit in range(4):
-                    step = max(1, len(words) // 4)
-                    caches[key, label, bit] = [w | 1 << 122 + bit for w in words[::step][:8]]
-        asked = [*guards.values(), *(w for ws in caches.values() for w in ws)]
+    def note_guards(self) -> None:
+        """Learn which predicate file guards each key."""
+        words = {key: min(state.samples.real or state.samples.index) & ~GUARD
+                 for key, state in self.states.items() if state.model is not None}
+        asked = sorted(words.values())
         text = dict(zip(asked, self.prober.texts(asked), strict=True))
-        for key, word in guards.items():
+        for key, word in words.items():
             model = self.states[key].model
             assert model is not None
             model.uniform_guard = (text[word] or "").startswith("@UP")
-        for key, state in self.states.items():
-            for label, form in enumerate(state.model.forms if state.model else ()):
-                found = []
-                for bit in range(4):
-                    answers: set[int] = set()
-                    for word in caches.get((key, label, bit), ()):
-                        answer = text[word]
-                        for position in cut(answer).reuse if answer is not None else ():
-                            place = form.values[position].field_of(word)
-                            answers.add(place.runs[0][0] if place is not None else -1)
-                    found.append(answers.pop() if len(answers) == 1 else -1)
-                form.reuse = tuple(found) if max(found) >= 0 else ()
 
     def mark_relative(self) -> None:
         """Note which keys print a pc-relative target."""
@@ -424,6 +400,36 @@ class Learner:
                 state.model.relative = min(telling) if telling else None
             elif with_target:
                 state.model.relative = ""
+
+
+def note_reuse(models: Iterable[Key], prober: Prober) -> None:
+    """Learn which register field each operand-cache bit marks, form by form, from the words that the forms keep.
+
+    Sparse matrix instructions take the bits only together with the fourth, so each is tried alone and with it.
+    """
+    trials: list[tuple[Form, int, int, int]] = []
+    for model in models:
+        for form in model.forms:
+            words = form.shapes or form.probes
+            step = max(1, len(words) // 8)
+            for word in words[::step][:8]:
+                base = word & ~CONTROL_MASK | PROBE_CONTROL
+                for bit in range(4):
+                    trials += [(form, word, bit, base | mark << 122) for mark in sorted({1 << bit, 1 << bit | 8})]
+    asked = sorted({word for *_, word in trials})
+    text = dict(zip(asked, prober.texts(asked), strict=True))
+    found: dict[tuple[int, int], set[int]] = defaultdict(set)
+    for form, plain, bit, word in trials:
+        answer = text[word]
+        alone = text.get(plain & ~CONTROL_MASK | PROBE_CONTROL | 8 << 122)
+        for position in cut(answer).reuse if answer is not None else ():
+            place = form.values[position].field_of(plain)
+            if bit == 3 or alone is None or position not in cut(alone).reuse:
+                found[id(form), bit].add(place.runs[0][0] if place is not None else -1)
+    for model in models:
+        for form in model.forms:
+            marks = tuple(low.pop() if len(low := set(found[id(form), bit])) == 1 else -1 for bit in range(4))
+            form.reuse = marks if max(marks) >= 0 else ()
 
 
 def _features(parts: Cut) -> set[object]:

@@ -16,7 +16,7 @@ from gwatch.errors import EncodeError
 from gwatch.sass.control import CONTROL_MASK
 from gwatch.sass.isa import tree, values
 from gwatch.sass.isa.lex import Cut
-from gwatch.sass.isa.model import GUARD_SHIFT, KEY_BIT, Choice, Form, Key
+from gwatch.sass.isa.model import GUARD_SHIFT, KEY_BIT, Choice, Form, Key, key_of
 from gwatch.sass.isa.table import Table
 from gwatch.sass.isa.tree import Node
 
@@ -69,6 +69,8 @@ class Encoder:
                 continue
             for word in words:
                 found[word] = plan.compiled
+        if len(found) > 1 and not any(found.values()):
+            found = self._canonical(cut, found)
         if len(found) == 1:
             return next(iter(found))
         if found:
@@ -139,6 +141,27 @@ class Encoder:
                     known.setdefault((tuple(opcode.split(".")), tuple(a or "" for a in attached)), []).append(word)
             self._shapes[id(form)] = known
         return known
+
+    def _canonical(self, cut: Cut, found: dict[int, bool]) -> dict[int, bool]:
+        """Of several words for a text that no compiler word has, those whose differing bits are the compilers'.
+
+        Only bits that have one value in all compiler words of the form (with these modifiers, else in general) decide.
+        """
+        keys = {key_of(word) for word in found}
+        key = self.table.key(keys.pop()) if len(keys) == 1 else None
+        forms = [f for f in key.forms if f.skeleton == cut.skeleton] if key else []
+        if key is None or not forms:
+            return found
+        differing = 0
+        first, *rest = found
+        for word in rest:
+            differing |= first ^ word
+        for pool in list(self._pools(key, forms[0], cut))[:2]:
+            values = {row[0] & differing for row in pool}
+            if len(values) == 1:
+                value = values.pop()
+                return {w: f for w, f in found.items() if w & differing == value} or found
+        return found
 
     def _try(self, plan: Plan, cut: Cut, body: str) -> list[int]:
         if plan.problem is not None:
