@@ -191,8 +191,9 @@ def _list(program: Program, options: ProgramOptions, as_json: bool) -> int:
 def _hang(processes: list[dict[str, Any]]) -> int:
     for item in processes:
         hang = item["hang"]
+        number = "a launch" if hang["number"] is None else f"launch {hang['number']}"
         print(
-            f"[hang] launch {hang['number']} of {hang['kernel']} had not ended after {hang['seconds']:g} s"
+            f"[hang] {number} of {hang['kernel']} had not ended after {hang['seconds']:g} s"
             + (f" on rank {item['rank']}" if item["rank"] is not None else "")
         )
         print("\n".join(hang["lines"]))

@@ -165,6 +165,13 @@ class Hooks:
         if self.errors:
             raise self.errors[0]
 
+    def replace_observer(self, before: Observer, after: Observer) -> None:
+        """Let ``after`` see the launches that ``before`` is observing; for a process that forked off."""
+        with self._lock:
+            if self._observer is before:
+                self._observer, self._wanted, self._open = after, {}, {}
+                self._process = os.getpid()
+
     @contextlib.contextmanager
     def quiet(self) -> Iterator[None]:
         """Take no notice of what the calling thread loads and launches: it is gwatch's own."""

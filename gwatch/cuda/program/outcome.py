@@ -13,10 +13,12 @@ from typing import Any
 from gwatch.common.format import File, Section_IntraKernelTrace
 from gwatch.cuda.capture import hooks
 from gwatch.cuda.launchview import Launch
+from gwatch.cuda.program.hang import hang_lines, last_seen
 from gwatch.cuda.program.launches import time_text
 from gwatch.cuda.program.options import ProgramOptions
 from gwatch.cuda.program.places import merge_exits
 from gwatch.cuda.program.prepared import prepare
+from gwatch.cuda.program.roles import roles_of
 from gwatch.cuda.program.session import Kernel, ProgramSession, Traced
 from gwatch.cuda.xtrace.passes import Seen
 from gwatch.cuda.xtrace.report import build
@@ -29,10 +31,10 @@ _RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "PMI_RANK")
 class _Facts:
     """One traced launch as ``report.build`` wants to hear of it."""
 
-    def __init__(self, traced: Traced, others: int) -> None:
+    def __init__(self, traced: Traced) -> None:
         self.launches = {0: traced.launch}
         self.captured = {0} if traced.slot.seen.captured else set()
-        self.unclaimed: list[Launch] = [traced.launch] * others
+        self.unclaimed: list[Launch] = []  # the summary counts them
 
 
 def rank() -> int | None:
@@ -89,31 +91,40 @@ def collect(session: ProgramSession) -> dict[str, Any]:
     return outcome
 
 
-def hang_report(session: ProgramSession, traced: Traced) -> dict[str, Any]:
-    """Results of a process whose traced launch did not end in time; nothing is waited for or freed."""
-    from gwatch.cuda.program.hang import hang_lines, last_seen
-    from gwatch.cuda.program.roles import roles_of
+def hang_report(session: ProgramSession, kernel: Kernel, traced: Traced | None) -> dict[str, Any]:
+    """Results of a process whose launch did not end in time; nothing is waited for or freed.
 
-    slot, planned = traced.slot, traced.prepared.planned
+    ``traced`` is None when the hanging launch ran without records.
+    """
     lines = []
-    try:
-        assert slot.ring is not None
-        with session.driver.inside(slot.context):
-            data = slot.ring.read(session.side_stream(slot.context))
-        layout, kernel = slot.ring.layout, traced.prepared.target.kernel
-        lines = hang_lines(last_seen(data, layout), layout, planned.site_map, roles_of(kernel))
-    except GWatchError as error:
-        lines.append(_said(error))
-    _traceable(session)
+    if traced is None:
+        why = (
+            f": {kernel.refused}" if kernel.refused is not None else ", it was not one of the launches traced"
+        )
+        lines.append(f"nothing is known about its warps{why}")
+    else:
+        try:
+            lines = _warps(session, traced)
+        except GWatchError as error:
+            lines.append(_said(error))
     outcome = _facts(session, [], [], False)
     outcome["state"] = "hanging"
     outcome["hang"] = {
-        "kernel": session.kernels[traced.launch.symbol].row.demangled,
-        "number": traced.number,
+        "kernel": kernel.row.demangled,
+        "number": None if traced is None else traced.number,
         "seconds": session.options.timeout,
         "lines": lines,
     }
     return outcome
+
+
+def _warps(session: ProgramSession, traced: Traced) -> list[str]:
+    slot, planned = traced.slot, traced.prepared.planned
+    assert slot.ring is not None
+    with session.driver.inside(slot.context):
+        data = slot.ring.read(session.side_stream(slot.context))
+    layout, kernel = slot.ring.layout, traced.prepared.target.kernel
+    return hang_lines(last_seen(data, layout), layout, planned.site_map, roles_of(kernel))
 
 
 def _facts(
@@ -171,20 +182,20 @@ def _result(session: ProgramSession, kernel: Kernel, traced: Traced) -> TraceRes
             f"the GPU stopped with an error, so the records of {launch.symbol} cannot be read ({error.message})",
             "if the program runs without gwatch this is gwatch's fault; compute-sanitizer names the access",
         ) from None
-    others = kernel.row.count - kernel.row.tuning - len(kernel.traced)
     result = build(
         driver,
         traced.prepared.target,
         traced.prepared.planned,
         traced.prepared.request,
         traced.verdict,
-        _Facts(traced, max(others, 0)),
+        _Facts(traced),
         slot,
         0,
         None,
     )
     if traced.prepared.places.lifetime:
         merge_exits(result)
+    result["warnings"] = [text.replace("sass_per_thread_records", "--depth") for text in result["warnings"]]
     result["launch"].update(
         index=traced.number,
         launches=kernel.row.count - kernel.row.tuning,

@@ -6,14 +6,17 @@ from dataclasses import dataclass
 
 from gwatch.cuda.images import ImageStore
 from gwatch.cuda.program.options import ProgramOptions
-from gwatch.cuda.program.places import LIFETIME_DEPTH, Places, places_of
-from gwatch.cuda.xtrace.options import depth
+from gwatch.cuda.program.places import LIFETIME_DEPTH, Places, lifetimes, places_of
+from gwatch.cuda.xtrace.options import DEFAULT_DEPTH, depth
 from gwatch.cuda.xtrace.passes import Seen
 from gwatch.cuda.xtrace.prepare import Request, Target, plan, target_of
-from gwatch.errors import UnsupportedError
+from gwatch.errors import SiteError, UnsupportedError
+from gwatch.rewrite.ring import LANES
 from gwatch.rewrite.trace import TracePlan
 
 TESTED = ("sm_90", "sm_90a")
+MOST_DEPTH = 1024
+_RECORD_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +44,21 @@ def prepare(seen: Seen, store: ImageStore, options: ProgramOptions, duration_ns:
             "--untested-arch tries it all the same",
         )
     places = places_of(target.kernel, options)
+    if options.timeout is not None and not options.own_sites:
+        try:
+            return _planned(target, places, seen, options, duration_ns)
+        except SiteError:
+            places = lifetimes(target.kernel)  # one of the places found is none where code can be inserted
+    return _planned(target, places, seen, options, duration_ns)
+
+
+def _planned(
+    target: Target, places: Places, seen: Seen, options: ProgramOptions, duration_ns: float | None
+) -> Prepared:
     request = Request(
         places.sites,
         options.clock,
-        LIFETIME_DEPTH if places.lifetime and options.depth is None else depth(options.depth),
+        _depth(places, seen, options),
         options.keep,
         {},
         options.ring_bytes,
@@ -54,3 +68,15 @@ def prepare(seen: Seen, store: ImageStore, options: ProgramOptions, duration_ns:
         options.ctas,
     )
     return Prepared(target, places, plan(target, request, duration_ns or 0.0), request)
+
+
+def _depth(places: Places, seen: Seen, options: ProgramOptions) -> int:
+    """Records kept per lane, where the user did not say: as many as the memory holds for every CTA."""
+    if options.depth is not None:
+        return depth(options.depth)
+    if places.lifetime:
+        return LIFETIME_DEPTH
+    launch = seen.launch
+    warps = -(-launch.threads // LANES) * min(launch.ctas, options.ctas or launch.ctas)
+    fitting = options.ring_bytes // (2 * warps * LANES * _RECORD_BYTES)
+    return max(DEFAULT_DEPTH, min(MOST_DEPTH, 1 << max(fitting.bit_length() - 1, 0)))

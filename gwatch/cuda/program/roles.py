@@ -1,9 +1,10 @@
 """``--auto``: the places worth seeing in a kernel, and which warps do what.
 
 Everything is read off the instructions and their control flow. A place is a barrier, an mbarrier wait or
-arrive, the issue of a TMA copy, the first and last MMA of a loop, or a loop's head. Warp roles exist in kernels that
-split their warps: the code that only some warps reach is found from the branches that ``USETMAXREG``
-(setmaxnreg) lies behind, and named after what happens there.
+arrive, the issue of a TMA copy, the first and last MMA of a loop, or a loop's head. Warp roles exist in
+kernels that split their warps: the code that only some warps reach is found from the places of ``USETMAXREG``
+(setmaxnreg), else from the first branch that has barriers, copies or MMAs of its own on either side, and is
+named after what happens there.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ _OPCODE = re.compile(r"(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*(?:\.[A-Za-z0-9_]+)*)")
 _MMA = ("HMMA", "IMMA", "DMMA", "BMMA", "QMMA", "HGMMA", "IGMMA", "QGMMA", "BGMMA", "UTCHMMA", "UTCQMMA")
 _TMA = ("UTMALDG", "UTMASTG", "UTMAREDG", "UTMAPF", "UBLKCP", "UBLKRED")
 _SPLIT = "USETMAXREG"
+_MOST_BRANCHES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,24 +81,55 @@ def roles_of(kernel: KernelDef) -> list[Role]:
     splits = [index for index, opcode in enumerate(opcodes) if opcode.startswith(_SPLIT)]
     reached = {split: _reach(graph, split) for split in splits}
     # A register change inside another role's code belongs to that role.
-    tops = [s for s in splits if not any(s in reached[other] and other not in reached[s] for other in splits)]
-    if len(tops) < 2:
-        return []
-    bodies = {
-        split: reached[split] - frozenset().union(*(reached[other] for other in tops if other != split))
-        for split in tops
-    }
-    roles, counts = [], {"MMA consumer": 0, "TMA producer": 0, "other": 0}
-    total = dict.fromkeys(counts, 0)
-    kinds = {split: _role_kind(opcodes[index] for index in sorted(body)) for split, body in bodies.items()}
-    for kind in kinds.values():
-        total[kind] += 1
-    for split, body in sorted(bodies.items()):
-        kind = kinds[split]
-        number = counts[kind]
-        counts[kind] += 1
-        roles.append(Role(f"{kind} {number}" if total[kind] > 1 or kind != "TMA producer" else kind, body))
-    return [role for role in roles if role.body]
+    tops = [s for s in splits if not any(s in reached[o] and o not in reached[s] for o in splits)]
+    bodies = _exclusive({top: reached[top] for top in tops})
+    if len(bodies) < 2:
+        bodies = _branch_sides(opcodes, graph)
+    kinds = {start: _role_kind(opcodes[index] for index in body) for start, body in bodies.items()}
+    roles, numbers = [], dict.fromkeys(kinds.values(), 0)
+    for start, body in sorted(bodies.items()):
+        kind = kinds[start]
+        # The number of a consumer is part of its name even where there is one.
+        alone = list(kinds.values()).count(kind) == 1 and kind != "MMA consumer"
+        roles.append(Role(kind if alone else f"{kind} {numbers[kind]}", body))
+        numbers[kind] += 1
+    return roles
+
+
+def _exclusive(reached: dict[int, frozenset[int]]) -> dict[int, frozenset[int]]:
+    """What each start reaches and no other does; starts with nothing of their own are left out."""
+    found = {}
+    for start, body in reached.items():
+        others: set[int] = set()
+        for other, theirs in reached.items():
+            if other != start:
+                others |= theirs
+        own = body - others
+        if own:
+            found[start] = own
+    return found
+
+
+def _branch_sides(opcodes: list[str], graph: Cfg) -> dict[int, frozenset[int]]:
+    """The two sides of the first branch with something to trace on both of them that the other never reaches."""
+    from gwatch.sass.cfg import Flow
+
+    tried = 0
+    for index, kind in enumerate(graph.flow.kind.tolist()):
+        target = int(graph.flow.target[index])
+        if kind != int(Flow.BRANCH) or not graph.flow.conditional[index] or target <= index + 1:
+            continue
+        if opcodes[index].startswith("BRA.DIV"):
+            continue
+        tried += 1
+        if tried > _MOST_BRANCHES:
+            break
+        sides = _exclusive({start: _reach(graph, start) for start in (index + 1, target)})
+        if len(sides) == 2 and all(
+            _role_kind(opcodes[i] for i in body) != "other" for body in sides.values()
+        ):
+            return sides
+    return {}
 
 
 def _reach(graph: Cfg, start: int) -> frozenset[int]:
@@ -107,7 +140,11 @@ def _role_kind(opcodes: Iterable[str]) -> str:
     kinds = {kind_of(opcode) for opcode in opcodes}
     if "MMA" in kinds:
         return "MMA consumer"
-    return "TMA producer" if "TMA issue" in kinds else "other"
+    if "TMA issue" in kinds:
+        return "TMA producer"
+    if kinds & {"barrier", "mbarrier wait"}:
+        return "waiting warps"
+    return "arriving warps" if kinds & {"barrier arrive", "mbarrier arrive"} else "other"
 
 
 def automatic(kernel: KernelDef) -> Places:
@@ -170,11 +207,14 @@ def automatic(kernel: KernelDef) -> Places:
 
 
 def _marks(opcodes: list[str], loops: list[tuple[int, int]]) -> dict[int, str]:
-    """Name by instruction index. MMAs outside loops and between a loop's first and last are left out."""
+    """Name by instruction index. MMAs outside loops and between a loop's first and last are left out, and so is
+    code that one thread runs for its whole warp (it stands in for an ordinary path)."""
     marks: dict[int, str] = {}
+    collective = False
     for index, opcode in enumerate(opcodes):
+        collective = (collective or opcode.startswith("WARPSYNC.COLLECTIVE")) and opcode != "ENDCOLLECTIVE"
         kind = kind_of(opcode)
-        if kind is not None and kind != "MMA":
+        if kind is not None and kind != "MMA" and not collective:
             marks[index] = kind
     for head, back in loops:
         inner = [(a, b) for a, b in loops if head <= a and b <= back and (a, b) != (head, back)]

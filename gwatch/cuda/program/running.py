@@ -9,7 +9,7 @@ from gwatch.cuda.driver import driver
 from gwatch.cuda.program.names import demangled
 from gwatch.cuda.program.options import ProgramOptions
 from gwatch.cuda.program.outcome import collect, hang_report, save
-from gwatch.cuda.program.session import ProgramSession, Traced
+from gwatch.cuda.program.session import Kernel, ProgramSession, Traced
 
 HANGING = 1
 """Exit code of a process that was ended because its kernel hung."""
@@ -23,10 +23,23 @@ def start_session(text: str) -> ProgramSession:
     return session
 
 
-def _hanging(session: ProgramSession, traced: Traced) -> None:
+def restart_session(parent: ProgramSession) -> ProgramSession | None:
+    """In a forked child: a session of its own on the inherited subscription.
+
+    None when the parent had launched kernels: CUDA does not work in such a child.
+    """
+    if parent.used:
+        return None
+    session = ProgramSession(parent.options, driver, demangled)
+    session.on_hang = _hanging
+    session.inherit(parent)
+    return session
+
+
+def _hanging(session: ProgramSession, kernel: Kernel, traced: Traced | None) -> None:
     """Leave the report behind and end the process: its main thread waits for a kernel that does not end."""
     try:
-        save(session.options.folder, hang_report(session, traced))
+        save(session.options.folder, hang_report(session, kernel, traced))
     finally:
         sys.stdout.flush()
         os._exit(HANGING)

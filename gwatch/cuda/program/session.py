@@ -49,7 +49,6 @@ class Traced:
     failed: bool = False  # the launch call itself returned an error
     verdict: Verdict = _UNCHECKED
     events: Pair | None = None  # around the launch, until its time was taken
-    launched: float | None = None  # time.monotonic() when the call returned
 
     @property
     def launch(self) -> Launch:
@@ -88,13 +87,18 @@ class ProgramSession:
         self._lock = threading.Lock()
         self._watchdog: threading.Thread | None = None
         self._stopped = threading.Event()
-        self.on_hang: Callable[[ProgramSession, Traced], None] = lambda session, traced: None
+        self.on_hang: Callable[[ProgramSession, Kernel, Traced | None], None] = lambda *_: None
         self._stack = contextlib.ExitStack()
         self.process = os.getpid()
 
     def begin(self) -> None:
         """Take CUPTI and watch. Raises ToolError ``[cupti-missing]``, ``[cupti-held]``, ``[cupti-failed]``."""
         self._stack.enter_context(hooks.observe(self))
+
+    def inherit(self, parent: ProgramSession) -> None:
+        """Take the place of ``parent``, in a child forked off its process: callbacks come here from now on."""
+        self._stack = parent._stack.pop_all()
+        hooks.replace_observer(parent, self)
 
     def stop_watching(self) -> BaseException | None:
         """Give CUPTI back, end the time limit's watch; returns what went wrong inside a callback, if anything did."""
@@ -207,10 +211,10 @@ class ProgramSession:
             if status != 0:
                 self._tools()[1].drop(context, pair)
             else:
-                self._tools()[1].stop(context, pair, stream, taken)
                 if traced is not None:
-                    traced.events, traced.launched = pair, time.monotonic()
-                    self._watch_over()
+                    traced.events = pair
+                self._tools()[1].stop(context, pair, stream, taken, kernel.row.symbol)
+                self._watch_over()
 
         return leave
 
@@ -254,7 +258,7 @@ class ProgramSession:
         return traced
 
     def _watch_over(self) -> None:
-        """Start the thread that looks after traced launches, once, if a time limit was given."""
+        """Start the thread that looks after launches, once, if a time limit was given."""
         if self.options.timeout is not None and self._watchdog is None:
             self._watchdog = threading.Thread(target=self._look, name="gwatch timeout", daemon=True)
             self._watchdog.start()
@@ -262,15 +266,18 @@ class ProgramSession:
     def _look(self) -> None:
         limit = self.options.timeout
         assert limit is not None
-        while not self._stopped.wait(min(limit, LOOK_SECONDS)):
-            for traced in [item for kernel in list(self.kernels.values()) for item in kernel.traced]:
-                events, since = traced.events, traced.launched
-                if events is None or since is None or time.monotonic() - since < limit:
-                    continue
-                with hooks.quiet(), self.driver.inside(traced.slot.context):
-                    reached = self.driver.event_reached(events[1])
-                if not reached and traced.events is events:
-                    self.on_hang(self, traced)
+        since: dict[Pair, float] = {}
+        while not self._stopped.wait(min(limit / 4, LOOK_SECONDS)):
+            with hooks.quiet():
+                running = self._tools()[1].running()
+            now = time.monotonic()
+            # A launch counts from when it was first seen running: before that it may have waited in its stream.
+            since = {pair: since.get(pair, now) for _, pair, _ in running}
+            for _, pair, symbol in running:
+                if now - since[pair] >= limit:
+                    traced = [item for item in self.kernels[symbol].traced if item.events == pair]
+                    with hooks.quiet():
+                        self.on_hang(self, self.kernels[symbol], traced[0] if traced else None)
                     return
 
     def _arm(self, slot: Slot) -> None:

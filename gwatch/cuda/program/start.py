@@ -111,9 +111,23 @@ class Process:
             )
 
     def forked(self) -> None:
-        """In a forked child: CUDA does not survive a fork, and what was recorded is the parent's."""
-        if os.getpid() != self._pid:
-            self._pid, self._session, self._finished = os.getpid(), None, True
+        """In a forked child: a child of a process that has not used CUDA may use it, and is watched like one that
+        was started; what the parent recorded stays the parent's."""
+        if os.getpid() == self._pid:
+            return
+        self._pid = os.getpid()
+        if self._session is not None:
+            from gwatch.cuda.program.running import restart_session
+
+            self._session = restart_session(self._session)
+            self._finished = self._session is None
+        self._exit_like_multiprocessing()
+
+    def _exit_like_multiprocessing(self) -> None:
+        """Children that multiprocessing makes end without running atexit, but run its finalizers."""
+        util = sys.modules.get("multiprocessing.util")
+        if util is not None:
+            util.register_after_fork(self, _finish_before_exit)
 
     def finish(self) -> None:
         """Read the records and leave the results behind; at the end of the process, once."""
@@ -142,6 +156,12 @@ class Process:
             return  # the command has ended and taken its folder along; this process outlived it
 
 
+def _finish_before_exit(process: Process) -> None:
+    from multiprocessing import util
+
+    util.Finalize(None, process.finish, exitpriority=0)
+
+
 def begin() -> Process:
     """Called by the bootstrap's sitecustomize."""
     process = Process(os.environ["GWATCH_TRACE"])
@@ -149,8 +169,6 @@ def begin() -> Process:
     sys.meta_path.insert(0, ImportWatch(WATCHED, process.cuda_seen))
     atexit.register(process.finish)
     os.register_at_fork(after_in_child=process.forked)
-    if "--multiprocessing-fork" in sys.orig_argv:  # such children end without running atexit
-        from multiprocessing import util
-
-        util.Finalize(None, process.finish, exitpriority=0)
+    if "--multiprocessing-fork" in sys.orig_argv:
+        _finish_before_exit(process)
     return process

@@ -22,7 +22,7 @@ class Stopwatch:
         self._driver = driver
         self._free: dict[int, list[Pair]] = {}
         self._made: dict[int, int] = {}
-        self._open: dict[int, list[tuple[Pair, Callable[[float], None]]]] = {}
+        self._open: dict[int, list[tuple[Pair, Callable[[float], None], str]]] = {}
 
     def start(self, context: int, stream: int) -> Pair | None:
         """Enqueue a first event; None when all pairs are waiting."""
@@ -39,10 +39,22 @@ class Stopwatch:
         self._driver.record_event(pair[0], stream)
         return pair
 
-    def stop(self, context: int, pair: Pair, stream: int, taken: Callable[[float], None]) -> None:
-        """Enqueue the second event."""
+    def stop(
+        self, context: int, pair: Pair, stream: int, taken: Callable[[float], None], symbol: str
+    ) -> None:
+        """Enqueue the second event, behind a launch of kernel ``symbol``."""
         self._driver.record_event(pair[1], stream)
-        self._open.setdefault(context, []).append((pair, taken))
+        self._open.setdefault(context, []).append((pair, taken, symbol))
+
+    def running(self) -> list[tuple[int, Pair, str]]:
+        """(context, pair, kernel) of the launches that have begun and not ended, as far as the events say."""
+        found = []
+        for context, waiting in list(self._open.items()):
+            with self._driver.inside(context):
+                for pair, _, symbol in list(waiting):
+                    if self._driver.event_reached(pair[0]) and not self._driver.event_reached(pair[1]):
+                        found.append((context, pair, symbol))
+        return found
 
     def drop(self, context: int, pair: Pair) -> None:
         """The launch between failed."""
@@ -52,7 +64,7 @@ class Stopwatch:
         """Take the times of the pairs that were reached, oldest first."""
         waiting = self._open.get(context, [])
         done = 0
-        for pair, taken in waiting:
+        for pair, taken, _ in waiting:
             elapsed = self._driver.elapsed_ms(*pair)
             if elapsed is None:
                 break

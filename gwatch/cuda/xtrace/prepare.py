@@ -201,7 +201,14 @@ def load_slots(
 
 
 def _addresses(driver: Driver, target: Target, facts: HandleFacts) -> dict[str, int]:
-    """Device addresses of the original module's variables that the kernel reaches (constants aside)."""
+    return {name: address for name, (address, _) in variables(driver, target, facts).items()}
+
+
+def variables(driver: Driver, target: Target, facts: HandleFacts) -> dict[str, tuple[int, int]]:
+    """(device address, bytes) of the original module's variables that the kernel reaches, constants aside.
+
+    Raises TraceError ``[variable-hidden]``.
+    """
     found = {}
     for item in target.reached:
         if item.section == CONSTANT3:
@@ -214,7 +221,7 @@ def _addresses(driver: Driver, target: Target, facts: HandleFacts) -> dict[str, 
                 "does not tell",
                 "the patched code would get a copy of its own; give the variable external linkage",
             )
-        found[item.name] = place[0]
+        found[item.name] = place
     return found
 
 
