@@ -1,0 +1,273 @@
+"""The command around the program: what it accepts, what it passes on, what it says when nothing came of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gwatch.cli.main import run_command
+from gwatch.cli.trace import run_lines
+from gwatch.cuda.program.collected import Program, causes, outputs_of, process_names, refuse_existing
+from gwatch.cuda.program.launches import table_lines, time_text
+from gwatch.cuda.program.names import demangled
+from gwatch.cuda.program.options import ProgramOptions
+from gwatch.cuda.program.target import BOOTSTRAP, command_of, environment
+from gwatch.errors import KernelError, TraceError, UnsupportedError
+
+
+def script(folder: Path, name: str, text: str, mode: int = 0o755) -> Path:
+    path = folder / name
+    path.write_text(text)
+    path.chmod(mode)
+    return path
+
+
+def test_python_programs_are_accepted_and_others_refused(tmp_path: Path) -> None:
+    assert command_of([sys.executable, "-u", "x.py", "-I"])[1:] == ["-u", "x.py", "-I"]
+    own = script(tmp_path, "run.py", "")
+    assert command_of([str(own), "1"]) == [sys.executable, str(own), "1"]
+    runner = script(tmp_path, "torchrun", "#!/usr/bin/env -S python3 -u\nprint(1)\n")
+    assert command_of([str(runner), "x.py"]) == [str(runner), "x.py"]
+    for text in ("#!/bin/sh\npython x.py\n", "#!/usr/bin/env bash\n", "no shebang"):
+        with pytest.raises(UnsupportedError, match=r"\[target-not-python\]"):
+            command_of([str(script(tmp_path, "other", text))])
+    with pytest.raises(UnsupportedError, match=r"\[target-not-found\]"):
+        command_of(["no-such-program-here"])
+    with pytest.raises(UnsupportedError, match=r"\[target-missing\]"):
+        command_of([])
+
+
+@pytest.mark.parametrize("option", ["-I", "-E", "-S", "-uI", "-BE"])
+def test_interpreter_options_that_keep_the_hooks_out_are_refused(option: str) -> None:
+    with pytest.raises(UnsupportedError, match=r"\[target-isolated\]"):
+        command_of([sys.executable, option, "x.py"])
+
+
+@pytest.mark.parametrize(
+    "arguments", [["-c", "pass", "-S"], ["-m", "mod", "-E"], ["-W", "error", "x.py"], ["-XI", "x.py"]]
+)
+def test_options_of_the_program_itself_are_its_own_business(arguments: list[str]) -> None:
+    assert command_of([sys.executable, *arguments])[1:] == arguments
+
+
+def test_options_travel_through_the_environment() -> None:
+    options = ProgramOptions(
+        "/tmp/x", kernel="a|b", cta=((1, 2, 3),), sites=("op:BAR@first",), regions=("n=1..2",), timeout=1.5
+    )
+    found = environment(options, {"PYTHONPATH": os.pathsep.join(["/a", str(BOOTSTRAP)]), "HOME": "/h"})
+    parts = found["PYTHONPATH"].split(os.pathsep)
+    assert parts[:2] == [str(BOOTSTRAP), "/a"] and parts.count(str(BOOTSTRAP)) == 1 and found["HOME"] == "/h"
+    assert ProgramOptions.from_text(found["GWATCH_TRACE"]) == options
+    with pytest.raises(TraceError, match=r"\[option-text\]"):
+        ProgramOptions.from_text('{"folder": "/x", "unknown": 1}')
+
+
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [
+        ({"launch": 1, "skip": 2}, "option-conflict"),
+        ({"launch": -1}, "option-range"),
+        ({"count": 0}, "option-range"),
+        ({"ctas": 0}, "option-range"),
+        ({"timeout": 0.0}, "option-range"),
+        ({"cta": ((0, 0, 0),), "ctas": 2}, "option-conflict"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused_before_the_program_runs(
+    options: dict[str, Any], code: str
+) -> None:
+    with pytest.raises(TraceError) as refusal:
+        ProgramOptions("", **options)
+    assert refusal.value.code == code
+
+
+def test_a_pattern_that_is_none_is_refused() -> None:
+    with pytest.raises(KernelError, match=r"\[kernel-pattern\]"):
+        ProgramOptions("", kernel="(")
+
+
+def test_the_programs_exit_code_and_output_are_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    program = script(
+        tmp_path, "p.py", "import sys; print('out', sys.argv[1:]); sys.stderr.write('err'); sys.exit(7)"
+    )
+    assert run_command("trace", ["--", sys.executable, str(program), "--kernel", "x"]) == 7
+    out, err = capfd.readouterr()
+    assert out.startswith("out ['--kernel', 'x']\n")
+    assert err.startswith("err") and "[no-cuda]" in err and "exit code 7" in err
+    assert not list(tmp_path.glob("*.gwatch"))
+
+
+def test_a_program_without_cuda_is_exit_code_3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run_command("trace", ["--", sys.executable, "-c", "pass"]) == 3
+    assert run_command("trace", ["--list", "--", sys.executable, "-c", "pass"]) == 3
+
+
+def test_a_killed_program_is_told_from_an_ended_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+    assert run_command("trace", ["--", sys.executable, "-c", code]) == 128 + 9
+    assert "[process-killed]" in capfd.readouterr().err
+
+
+def test_the_environments_own_sitecustomize_still_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import os; os.environ['OWN_SITE'] = 'ran'")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    code = "import os, sys; sys.exit(0 if os.environ.get('OWN_SITE') == 'ran' else 9)"
+    assert run_command("trace", ["--", sys.executable, "-c", code]) == 3
+
+
+def test_children_are_seen_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code = (
+        "import subprocess, sys; sys.exit(subprocess.call([sys.executable, '-c', 'import os; os._exit(0)']))"
+    )
+    assert run_command("trace", ["--", sys.executable, "-c", code]) == 3
+    assert "[process-killed]" in capfd.readouterr().err  # the child's os._exit
+
+
+def test_files_that_exist_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "trace.gwatch").write_text("mine")
+    marker = tmp_path / "ran"
+    code = f"open({str(marker)!r}, 'w')"
+    assert run_command("trace", ["--", sys.executable, "-c", code]) == 2
+    assert not marker.exists() and (tmp_path / "trace.gwatch").read_text() == "mine"
+    with pytest.raises(TraceError, match=r"\[output-exists\]"):
+        refuse_existing([tmp_path / "trace.gwatch"], False)
+    refuse_existing([tmp_path / "trace.gwatch"], True)
+
+
+def test_an_unknown_report_form_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run_command("trace", ["-o", "x.pdf", "--", sys.executable, "-c", "open('ran', 'w')"]) == 2
+    assert not (tmp_path / "ran").exists()
+
+
+def test_archives_are_named_after_the_output_and_the_process() -> None:
+    assert outputs_of(None, 1, []) == [Path("trace.gwatch")]
+    assert outputs_of(Path("a/b.html"), 1, []) == [Path("a/b.gwatch")]
+    assert outputs_of(Path("b.chrome.json"), 1, []) == [Path("b.gwatch")]
+    names = process_names([{"pid": 1, "rank": 0}, {"pid": 2, "rank": 1}, {"pid": 3, "rank": None}])
+    assert names == ["rank0", "rank1", "pid3"]
+    assert outputs_of(Path("b.html"), 3, names)[2] == Path("b.pid3.gwatch")
+    assert process_names([{"pid": 1, "rank": 0}, {"pid": 2, "rank": 0}]) == ["rank0-pid1", "rank0-pid2"]
+
+
+def row(**changes: Any) -> dict[str, Any]:
+    base = {
+        "kernel": "k",
+        "demangled": "k(float*)",
+        "origin": "Triton",
+        "registers": 32,
+        "device": 0,
+        "launches": 4,
+        "autotuning": 1,
+        "captured": 0,
+        "timed": 4,
+        "total_ns": 12_345.0,
+        "shapes": [{"grid": [2, 3, 1], "block": [128, 1, 1], "cluster": None, "shared": 0, "launches": 4}],
+        "traceable": "yes",
+    }
+    return {**base, **changes}
+
+
+def process(**changes: Any) -> dict[str, Any]:
+    base = {"pid": 5, "rank": None, "state": "done", "problems": [], "kernels": [row()], "wanted": ["k"]}
+    return {**base, **changes}
+
+
+@pytest.mark.parametrize(
+    ("processes", "code"),
+    [
+        ([], "not-hooked"),
+        ([{"pid": 1, "state": "no-cuda", "problems": []}], "no-cuda"),
+        ([process(kernels=[], wanted=[])], "no-launches"),
+        ([{"pid": 1, "state": "failed", "problems": ["[cupti-held] by nsys"]}], "cupti-held"),
+        ([process(wanted=[])], "kernel-not-launched"),
+        ([process(kernels=[row(autotuning=4)])], "only-autotuning"),
+        ([process()], "launch-not-reached"),
+        ([process(problems=["[kernel-crashed] at k"])], "kernel-crashed"),
+    ],
+)
+def test_every_empty_trace_has_a_named_cause(processes: list[dict[str, Any]], code: str) -> None:
+    found = causes(Program(0, tuple(processes)), ProgramOptions("", kernel="k"))
+    assert any(line.startswith(f"[{code}]") for line in found), found
+
+
+def test_the_table_puts_the_longest_kernel_first() -> None:
+    lines = table_lines(
+        [row(), row(kernel="big", demangled="big", total_ns=5e6, traceable="[arch-untested]")]
+    )
+    assert lines[0].split()[:3] == ["launches", "tuning", "time"]
+    assert lines[1].endswith("big") and "[arch-untested]" in lines[1] and "5 ms" in lines[1]
+    assert "2x3x1" in lines[2] and "128x1x1" in lines[2] and "12.3 µs" in lines[2]
+
+
+def test_times_are_told_in_a_fitting_unit() -> None:
+    assert [time_text(ns) for ns in (950, 2_500, 3.2e6, 7e9)] == ["950 ns", "2.5 µs", "3.2 ms", "7 s"]
+
+
+def test_names_are_demangled_with_or_without_the_optional_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    from gwatch.inspect import demangle
+
+    assert demangled("_Z4axpyPfi") == "axpy(float*, int)"
+    monkeypatch.setattr(demangle, "_demangle", None)
+    demangled.cache_clear()
+    assert demangled("_Z4axpyPfi") == "axpy(float*, int)"
+    assert demangled("matmul") == "matmul" and demangled("_Znonsense") == "_Znonsense"
+    demangled.cache_clear()
+
+
+def test_the_summary_names_the_launch_and_what_was_left_alone() -> None:
+    one = {
+        "kernel": "k",
+        "demangled": "k(float*)",
+        "number": 2,
+        "steady": True,
+        "explicit": False,
+        "launches": 9,
+        "tuning": 3,
+        "grid": [2, 1, 1],
+        "block": [64, 1, 1],
+        "device": 1,
+        "records": 8,
+        "dropped": 0,
+        "outputs": "identical",
+        "registers": {"before": 30, "after": 38},
+        "captured": False,
+        "traced_ns": 4_200.0,
+        "plain_ns": 4_000.0,
+        "sites": 2,
+        "warnings": ["[sampled] 1 of 2 CTAs"],
+    }
+    item = {"rank": 1, "runs": [one], "kernels": [row(), row(kernel="o")], "tuning": 3, "over_limit": []}
+    text = "\n".join(run_lines(item))
+    assert "2 of 9 (the third of its shape), grid 2x1x1, block 64x1x1, device 1, rank 1" in text
+    assert "4.2 µs traced, 4 µs at the median" in text and "outputs     identical" in text
+    assert "left alone  3 launches made by autotuners" in text and "left alone  1 other kernels" in text
+    assert "[sampled] 1 of 2 CTAs" in text
+
+
+def test_the_list_as_json_is_one_object(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run_command("trace", ["--list", "--json", "--", sys.executable, "-c", "pass"]) == 3
+    found = json.loads(capfd.readouterr().out)
+    assert found["exit_code"] == 0 and found["processes"][0]["state"] == "no-cuda"
