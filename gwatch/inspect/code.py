@@ -160,6 +160,8 @@ class Code:
 
     def texts_at(self, places: npt.NDArray[np.int64]) -> list[str]:
         """:attr:`texts` of the instructions at these indices only."""
+        if not len(places):
+            return []
         if "texts" in self.__dict__:
             return [self.texts[place] for place in places.tolist()]
         if self._templates is None:
@@ -246,7 +248,7 @@ class CodePart(Code):
         return self.whole.texts[self.start : self.stop]
 
     def texts_at(self, places: npt.NDArray[np.int64]) -> list[str]:
-        return self.whole.texts_at(places + self.start)
+        return self.whole.texts_at(places + self.start) if len(places) else []
 
 
 def _moved(text: str, address: int) -> str:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from gwatch.cuda.binary import KernelDef, nvinfo
 from gwatch.cuda.binary.nvinfo import Attr, Attribute
 from gwatch.inspect.code import Code
 from gwatch.inspect.loops import Loop, find_loops
-from gwatch.inspect.opcodes import access_of, is_tensor, unit_of
+from gwatch.inspect.opcodes import Access, access_of, unit_of
 from gwatch.inspect.view import CubinView
 from gwatch.sass.arch import Arch, occupancy
 
@@ -111,12 +111,20 @@ def kernel_facts(
     counts = np.bincount(code.opcodes[:real])
     names = code.opcode_names
     used = dict(sorted((names[number], int(counts[number])) for number in np.flatnonzero(counts).tolist()))
-    mix: Counter[str] = Counter()
+    mix: dict[str, int] = {}
+    memory, tensor, tma = [], [], []
     for name, count in used.items():
-        mix[unit_of(name)] += count
+        unit, access = _known(name)
+        mix[unit] = mix.get(unit, 0) + count
+        if access is not None:
+            memory.append(MemoryUse(name, access.space, access.action, access.bits, access.modifiers, count))
+        if unit == "tensor":
+            tensor.append((name, count))
+        elif unit == "tma":
+            tma.append((name, count))
     registers = view.number(Attr.REGCOUNT, kernel)
     shared = view.section_sizes.get(f".nv.shared.{kernel.name}", 0)
-    required, bound = _dims(records, Attr.REQNTID), _dims(records, Attr.MAX_THREADS)
+    required, bound = _dims(view, kernel, Attr.REQNTID), _dims(view, kernel, Attr.MAX_THREADS)
     spills, exact, local = _spills(view, records, code)
     occupied = _occupancy(view.arch, registers, shared + dynamic, threads, required, bound)
     return KernelFacts(
@@ -129,15 +137,15 @@ def kernel_facts(
         stack=_stack(view, kernel),
         shared=shared,
         local=view.section_sizes.get(f".nv.local.{kernel.name}", 0),
-        constants=_constants(view, kernel),
+        constants=view.constant_banks.get(kernel.name, ()),
         parameters=tuple((p.offset, p.size) for p in nvinfo.parameters(records)),
         max_threads=bound,
         required_threads=required,
-        max_registers=_scalar(records, Attr.MAXREG_COUNT),
-        barriers=_barriers(kernel, records),
-        mbarriers=_scalar(records, Attr.NUM_MBARRIERS) or 0,
-        cluster=_dims(records, Attr.CTA_PER_CLUSTER),
-        max_cluster_rank=_scalar(records, Attr.MAX_CLUSTER_RANK),
+        max_registers=_scalar(view, kernel, Attr.MAXREG_COUNT),
+        barriers=_barriers(view, kernel),
+        mbarriers=_scalar(view, kernel, Attr.NUM_MBARRIERS) or 0,
+        cluster=_dims(view, kernel, Attr.CTA_PER_CLUSTER),
+        max_cluster_rank=_scalar(view, kernel, Attr.MAX_CLUSTER_RANK),
         register_budgets=_budgets(code),
         spills=spills,
         spills_exact=exact,
@@ -145,10 +153,10 @@ def kernel_facts(
         occupancy=occupied if kernel.is_entry else None,
         opcodes=tuple(used.items()),
         mix=tuple(sorted(mix.items())),
-        memory=_memory(used),
-        tensor=_named(used, is_tensor),
-        tma=tuple((name, count) for name, count in used.items() if unit_of(name) == "tma"),
-        loops=find_loops(code, indirect_targets(records)),
+        memory=tuple(memory),
+        tensor=tuple(tensor),
+        tma=tuple(tma),
+        loops=find_loops(code, indirect_targets(view, kernel)),
         engine=code.engine,
     )
 
@@ -159,8 +167,8 @@ def _padding(code: Code) -> int:
     return len(code) - (int(other[-1]) + 1 if len(other) else 0)
 
 
-def _scalar(records: Iterable[Attribute], code: Attr) -> int | None:
-    found = nvinfo.first(records, code)
+def _scalar(view: CubinView, kernel: KernelDef, code: Attr) -> int | None:
+    found = view.attribute(code, kernel)
     if found is None:
         return None
     if found.format != 4:
@@ -168,8 +176,8 @@ def _scalar(records: Iterable[Attribute], code: Attr) -> int | None:
     return found.words[0] if len(found.words) == 1 else None
 
 
-def _dims(records: Iterable[Attribute], code: Attr) -> tuple[int, int, int] | None:
-    found = nvinfo.first(records, code)
+def _dims(view: CubinView, kernel: KernelDef, code: Attr) -> tuple[int, int, int] | None:
+    found = view.attribute(code, kernel)
     if found is None or found.format != 4 or len(found.words) != 3:
         return None
     x, y, z = found.words
@@ -180,19 +188,9 @@ def _stack(view: CubinView, kernel: KernelDef) -> int:
     return view.number(Attr.MIN_STACK_SIZE, kernel) or view.number(Attr.FRAME_SIZE, kernel) or 0
 
 
-def _constants(view: CubinView, kernel: KernelDef) -> tuple[tuple[int, int], ...]:
-    """(bank, bytes) of the banks that belong to the kernel alone."""
-    out = []
-    for bank in range(18):
-        size = view.section_sizes.get(f".nv.constant{bank}.{kernel.name}")
-        if size is not None:
-            out.append((bank, size))
-    return tuple(out)
-
-
-def _barriers(kernel: KernelDef, records: Iterable[Attribute]) -> int:
+def _barriers(view: CubinView, kernel: KernelDef) -> int:
     """Named barriers: attribute NUM_BARRIERS, before CUDA 12.8 bits 20-26 of the section's flags."""
-    stated = _scalar(records, Attr.NUM_BARRIERS)
+    stated = _scalar(view, kernel, Attr.NUM_BARRIERS)
     return stated & 0xFF if stated is not None else kernel.section.flags >> _BARRIER_SHIFT & _BARRIER_MASK
 
 
@@ -223,22 +221,14 @@ def _spills(view: CubinView, records: Iterable[Attribute], code: Code) -> tuple[
     return slots, False, len(local)
 
 
-def _memory(used: dict[str, int]) -> tuple[MemoryUse, ...]:
-    out = []
-    for name, count in used.items():
-        access = access_of(name)
-        if access is not None:
-            out.append(MemoryUse(name, access.space, access.action, access.bits, access.modifiers, count))
-    return tuple(out)
+@lru_cache(maxsize=1 << 13)
+def _known(opcode: str) -> tuple[str, Access | None]:
+    return unit_of(opcode), access_of(opcode)
 
 
-def _named(used: dict[str, int], wanted: Callable[[str], bool]) -> tuple[tuple[str, int], ...]:
-    return tuple((name, count) for name, count in used.items() if wanted(name.split(".")[0]))
-
-
-def indirect_targets(records: Iterable[Attribute]) -> dict[int, tuple[int, ...]]:
+def indirect_targets(view: CubinView, kernel: KernelDef) -> dict[int, tuple[int, ...]]:
     """Byte address of each indirect branch -> byte addresses of its targets. Raises CubinError."""
-    found = nvinfo.first(records, Attr.INDIRECT_BRANCH_TARGETS)
+    found = view.attribute(Attr.INDIRECT_BRANCH_TARGETS, kernel)
     return {} if found is None else {b.branch: b.targets for b in nvinfo.indirect_branches(found)}
 
 

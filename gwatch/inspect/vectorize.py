@@ -106,9 +106,8 @@ def vectorization(
     Raises CubinError for damaged attributes or line tables.
     """
     code = view.code(kernel)
-    records = view.attributes(kernel)
     places = _Places(view, kernel, description)
-    seen = trace(code, find_blocks(code, indirect_targets(records)), WANTED)
+    seen = trace(code, find_blocks(code, indirect_targets(view, kernel)), WANTED)
     found = [place for place in map(places.of, seen) if place is not None]
     causes = explain(found, places.arguments, description is not None)
     lines = kernel.map_address_to_line
@@ -148,7 +147,7 @@ class _Places:
 
     def __init__(self, view: CubinView, kernel: KernelDef, description: TritonKernel | None) -> None:
         records = view.attributes(kernel)
-        bank = nvinfo.first(records, Attr.PARAM_CBANK)
+        bank = view.attribute(Attr.PARAM_CBANK, kernel)
         base = bank.words[1] & 0xFFFF if bank is not None and len(bank.words) == 2 else 0
         self.parameters = nvinfo.parameters(records)
         self.arguments = _arguments(kernel.name, [p.size for p in self.parameters], description)

@@ -13,6 +13,7 @@ from gwatch.cuda.binary.nvinfo import Attr, Attribute
 from gwatch.inspect.code import Code, code_of
 from gwatch.sass.arch import Arch
 
+_BANK = re.compile(r"\.nv\.constant([0-9]+)\.")
 FIRST_TO_MARK = (12, 8)
 """First toolkit release whose ptxas writes ANNOTATIONS (seen over compiler output of 11.8 to 13.4)."""
 _RELEASE = re.compile(rb"release ([0-9]+\.[0-9]+), V([0-9.]+)")
@@ -55,6 +56,27 @@ class CubinView:
     def attributes(self, kernel: KernelDef) -> tuple[Attribute, ...]:
         """Records of the kernel's own attribute section."""
         return self._attributes.get(kernel.section_index, ())
+
+    @cached_property
+    def _first(self) -> dict[int, dict[int, Attribute]]:
+        return {
+            section: {record.code: record for record in reversed(records)}
+            for section, records in self._attributes.items()
+        }
+
+    def attribute(self, code: Attr, kernel: KernelDef) -> Attribute | None:
+        """The kernel's first record of this code."""
+        return self._first.get(kernel.section_index, {}).get(code)
+
+    @cached_property
+    def constant_banks(self) -> dict[str, tuple[tuple[int, int], ...]]:
+        """Function name -> (bank, bytes) of the constant sections that belong to it alone, by bank."""
+        found: dict[str, list[tuple[int, int]]] = {}
+        for name, size in self.section_sizes.items():
+            match = _BANK.match(name)
+            if match is not None:
+                found.setdefault(name[match.end() :], []).append((int(match[1]), size))
+        return {name: tuple(sorted(banks)) for name, banks in found.items()}
 
     @cached_property
     def _numbers(self) -> dict[int, dict[int, int]]:
