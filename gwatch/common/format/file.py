@@ -10,6 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from gwatch.common.format.iket import is_iket, read_iket
 from gwatch.common.format.jsonin import read_run
 from gwatch.common.format.jsonout import ROW_FORM_LIMIT, dump, run_chunks
 from gwatch.common.format.run import Run, run_of
@@ -156,7 +157,8 @@ class File:
     def load(cls, path: str | os.PathLike[str]) -> File:
         """Read a JSON report or an archive back; sections of unknown types are kept as they are.
 
-        Raises TraceError ``[no-file]``, ``[bad-json]``, ``[bad-archive]``, ``[bad-report]``.
+        The JSON that NVIDIA IKET writes becomes a report of one trace section. Raises TraceError ``[no-file]``,
+        ``[bad-json]``, ``[bad-archive]``, ``[bad-report]``, ``[bad-iket]``.
         """
         target = Path(path)
         try:
@@ -165,6 +167,11 @@ class File:
             raise TraceError("no-file", f"{target}: {error.strerror or error}",
                              "give a report that File.render wrote as .json or .gwatch") from None
         data = _parsed(raw, target)
+        if is_iket(data):
+            report, section = cls("IKET trace"), Section_IntraKernelTrace("IKET trace")
+            section.runs = read_iket(data, str(target))
+            report.add_section(section)
+            return report
         sections = data.get("sections") if isinstance(data, dict) else None
         if not isinstance(sections, list):
             raise TraceError("bad-report", f"{target} is no gwatch report: it has no list of sections")
