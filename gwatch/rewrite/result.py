@@ -44,7 +44,7 @@ class Rewritten:
     ``(m, 2) uint64``: the new code, padding included. ``inserted`` (m,) marks inserted words. ``branches``
     and ``returns``: original indices whose target field or return-address immediate was re-encoded.
     ``moved``: kinds of address holders that the container moved, with how many. ``occupancy_*``: CTAs per SM
-    for ``threads_per_cta`` threads and no shared memory. ``scoreboards``: the ones inserted code takes (read,
+    for ``threads_per_cta`` threads and the static shared memory. ``scoreboards``: the ones inserted code takes (read,
     write). ``check``: the hazard checker's summary.
     """
 

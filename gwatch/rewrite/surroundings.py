@@ -89,6 +89,12 @@ class Surroundings:
         return None if bounds is None else bounds[0] * bounds[1] * bounds[2]
 
     @cached_property
+    def static_shared(self) -> int:
+        """Bytes of shared memory that the kernel declares (a launch may add more)."""
+        section = self.cubin.elf.find(f".nv.shared.{self.kernel.name}")
+        return 0 if section is None else section.size
+
+    @cached_property
     def relocated(self) -> frozenset[int]:
         """Indices of instructions that a relocation changes."""
         elf = self.cubin.elf

@@ -312,3 +312,19 @@ def test_verify_notices_what_it_is_there_to_notice(corpus_sm90: list[Path]) -> N
     broken[place : place + 16] = old
     with pytest.raises(HazardError, match="instruction 18"):
         verify(image, dataclasses.replace(result, data=bytes(broken)))
+
+
+def test_occupancy_knows_the_kernel_s_static_shared_memory(corpus_sm90: list[Path]) -> None:
+    cubin = Cubin.from_file(named(corpus_sm90, "bitsandbytes-d24c5a182260"))
+    (name,) = [
+        key
+        for key in cubin.get_map_kernel_def()
+        if key.startswith("_Z18kQuantizeBlockwiseIfLi4096ELi4ELi1ELi0")
+    ]
+    rewriter = Rewriter(cubin, name)
+    rewriter.insert(5, MARK, {"number": 1})
+    result = rewriter.apply()
+    # 39,096 bytes of shared memory and 1 KiB of the system's: 5 CTAs in 228 KiB, whatever the registers.
+    assert rewriter.surroundings.static_shared == 39096
+    assert (result.registers_before, result.registers_after) == (40, 41)
+    assert (result.threads_per_cta, result.occupancy_before, result.occupancy_after) == (128, 5, 5)
