@@ -97,6 +97,28 @@ class KernelFacts:
         return wide / total if total else None
 
 
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What a launch needs, in bytes (registers: a thread's); read from attributes and section sizes alone."""
+
+    registers: int | None
+    stack: int
+    shared: int
+    local: int
+    constants: tuple[tuple[int, int], ...]
+
+
+def resources_of(view: CubinView, kernel: KernelDef) -> Resources:
+    """The numbers of ``cuobjdump -res-usage``, without looking at the code. Raises CubinError."""
+    return Resources(
+        view.number(Attr.REGCOUNT, kernel),
+        view.number(Attr.MIN_STACK_SIZE, kernel) or view.number(Attr.FRAME_SIZE, kernel) or 0,
+        view.section_sizes.get(f".nv.shared.{kernel.name}", 0),
+        view.section_sizes.get(f".nv.local.{kernel.name}", 0),
+        view.constant_banks.get(kernel.name, ()),
+    )
+
+
 def kernel_facts(
     view: CubinView, kernel: KernelDef, threads: int | None = None, dynamic: int = 0
 ) -> KernelFacts:
@@ -122,22 +144,21 @@ def kernel_facts(
             tensor.append((name, count))
         elif unit == "tma":
             tma.append((name, count))
-    registers = view.number(Attr.REGCOUNT, kernel)
-    shared = view.section_sizes.get(f".nv.shared.{kernel.name}", 0)
+    needs = resources_of(view, kernel)
     required, bound = _dims(view, kernel, Attr.REQNTID), _dims(view, kernel, Attr.MAX_THREADS)
     spills, exact, local = _spills(view, records, code)
-    occupied = _occupancy(view.arch, registers, shared + dynamic, threads, required, bound)
+    occupied = _occupancy(view.arch, needs.registers, needs.shared + dynamic, threads, required, bound)
     return KernelFacts(
         name=kernel.name,
         arch=view.arch.name,
         is_kernel=kernel.is_entry,
         instructions=real,
         code_bytes=len(code) * view.arch.instruction_size,
-        registers=registers,
-        stack=_stack(view, kernel),
-        shared=shared,
-        local=view.section_sizes.get(f".nv.local.{kernel.name}", 0),
-        constants=view.constant_banks.get(kernel.name, ()),
+        registers=needs.registers,
+        stack=needs.stack,
+        shared=needs.shared,
+        local=needs.local,
+        constants=needs.constants,
         parameters=tuple((p.offset, p.size) for p in nvinfo.parameters(records)),
         max_threads=bound,
         required_threads=required,
@@ -182,10 +203,6 @@ def _dims(view: CubinView, kernel: KernelDef, code: Attr) -> tuple[int, int, int
         return None
     x, y, z = found.words
     return x, y, z
-
-
-def _stack(view: CubinView, kernel: KernelDef) -> int:
-    return view.number(Attr.MIN_STACK_SIZE, kernel) or view.number(Attr.FRAME_SIZE, kernel) or 0
 
 
 def _barriers(view: CubinView, kernel: KernelDef) -> int:
