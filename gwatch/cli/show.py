@@ -11,6 +11,7 @@ from typing import Any
 EXAMPLES = """examples:
   gwatch show trace.json
   gwatch show trace.json --block 0-3 --longest-bubble
+  gwatch show rank0.gwatch rank1.gwatch -o all.html
 """
 
 
@@ -18,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EXAMPLES
-    parser.add_argument("report", help="a report that File.render wrote as .json")
+    parser.add_argument("report", nargs="+", help="reports (.json, .gwatch, or IKET's JSON); several are merged")
     parser.add_argument("--run", default="0", metavar="N", help="which of the report's runs (default 0)")
     narrow = parser.add_argument_group("narrowing (ranges: 0-3,5 or [0,31],[64,95])")
     narrow.add_argument("--select", metavar="TOKEN", help="a selection copied from the HTML page")
@@ -45,6 +46,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="timeline order: tid, active, bubble, lifetime, or a scope")
     parser.add_argument("--human", action="store_true",
                         help="block glyphs and colours even when not a terminal")
+    parser.add_argument("-o", "--output", metavar="FILE",
+                        help="also write the report: .html, .json, .gwatch, .pftrace or .chrome.json")
+    parser.add_argument("--force", action="store_true", help="replace the output if it is there")
     parser.add_argument("--json", action="store_true", help="the tables as JSON, and nothing else")
 
 
@@ -53,8 +57,10 @@ def run(args: argparse.Namespace) -> int:
     from gwatch.common.format import File
     from gwatch.common.format.jsonout import dump
 
-    report = File.load(args.report)
-    full, number, total = _choose(report, args.run)
+    report = _load(args.report)
+    if args.output is not None:
+        _check_output(args.output, args.force)
+    full, number = _choose(report, args.run)
     sample = _integer(args.sample, "--sample", 0)
     narrowed = _narrow(full, args)
     before = None
@@ -62,11 +68,30 @@ def run(args: argparse.Namespace) -> int:
         before = _narrow(_choose(File.load(args.diff), args.run)[0], args)
     if args.json:
         utf8 = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
-        text = dump(_summary(narrowed, full, before), ascii_only=not utf8)
+        text = dump(_summary(narrowed, full, before, report.runs), ascii_only=not utf8)
         print(text.encode("utf-8", "backslashreplace").decode("utf-8"))
     else:
-        print("\n".join(_views(narrowed, full, before, number, total, sample, args)))
+        print("\n".join(_views(narrowed, full, before, number, report.runs, sample, args)))
+    if args.output is not None:
+        report.render(args.output)
     return 0 if len(full.trace) else 3
+
+
+def _load(paths: list[str]) -> Any:
+    from gwatch.common.format import File
+    if len(paths) == 1:
+        return File.load(paths[0])
+    names = [path.replace("\\", "/").rsplit("/", 1)[-1] for path in paths]
+    # Equal file names (a folder per rank) are told apart by their paths.
+    return File.merge([File.load(path) for path in paths], names if len(set(names)) == len(names) else paths)
+
+
+def _check_output(path: str, force: bool) -> None:
+    from gwatch.common.format.file import form_of
+    from gwatch.errors import TraceError
+    form_of(path)
+    if os.path.lexists(path) and not force:
+        raise TraceError("output-exists", f"{path} is there already", "choose another name or give --force")
 
 
 def _integer(text: str | None, flag: str, least: int | None = None) -> int:
@@ -81,9 +106,9 @@ def _integer(text: str | None, flag: str, least: int | None = None) -> int:
     return value
 
 
-def _choose(report: Any, text: str) -> tuple[Any, int, int]:
+def _choose(report: Any, text: str) -> tuple[Any, int]:
     from gwatch.errors import TraceError
-    runs = [run for section in report.traces for run in section.runs]
+    runs = report.runs
     if not report.traces:
         raise TraceError("no-section", "the report has no Section_IntraKernelTrace",
                          "it has " + (", ".join(s.type for s in report.sections) or "no sections"))
@@ -93,7 +118,7 @@ def _choose(report: Any, text: str) -> tuple[Any, int, int]:
     if not 0 <= number < len(runs):
         raise TraceError("bad-run", f"--run {number}: the report has {len(runs)} run{'s' * (len(runs) > 1)}",
                          f"give 0 to {len(runs) - 1}")
-    return runs[number], number, len(runs)
+    return runs[number], number
 
 
 def _narrow(run: Any, args: argparse.Namespace) -> Any:
@@ -109,7 +134,7 @@ def _narrow(run: Any, args: argparse.Namespace) -> Any:
     return run
 
 
-def _summary(run: Any, full: Any, before: Any) -> dict[str, Any]:
+def _summary(run: Any, full: Any, before: Any, runs: list[Any]) -> dict[str, Any]:
     from gwatch.common.format.compare import compare_runs
     from gwatch.common.format.findings import findings
     from gwatch.common.format.waits import role_table, wait_table
@@ -123,10 +148,11 @@ def _summary(run: Any, full: Any, before: Any) -> dict[str, Any]:
             **{k: v for k, v in a.items() if k not in skip and k not in first and k != "launch"},
             "launch_details": a.get("launch") or {}, "filtered": run is not full,
             "findings": [f.as_dict() for f in findings(run)], "roles": role_table(run), "waits": wait_table(run),
+            **({"runs": [{"source": r.source, "kernel_prototype": r.kernel} for r in runs]} if len(runs) > 1 else {}),
             **({"diff": compare_runs(before, run)} if before is not None else {})}
 
 
-def _views(run: Any, full: Any, before: Any, number: int, total: int, sample: int,
+def _views(run: Any, full: Any, before: Any, number: int, runs: list[Any], sample: int,
            args: argparse.Namespace) -> list[str]:
     from gwatch.common.format import timeline, views, views_more
     from gwatch.common.format.text import Style
@@ -140,7 +166,9 @@ def _views(run: Any, full: Any, before: Any, number: int, total: int, sample: in
     chosen = (args.stats, args.timeline, args.bubbles, args.concurrency, args.outliers, args.longest_bubble,
               args.longest is not None, args.findings, args.roles, args.source, before is not None)
     default = not any(chosen)
-    blocks = [views.verdict_lines(full.analysis["verdict"], style), views.header(run, number, total, style)]
+    blocks = [views.verdict_lines(full.analysis["verdict"], style), views.header(run, number, len(runs), style)]
+    if default:
+        blocks.append(views_more.runs_view(runs, style))
     if default or args.findings:
         blocks.append(views_more.findings_view(run, style, None if args.findings else views_more.MAX_FINDINGS))
     if default or args.stats:
@@ -172,7 +200,7 @@ def _views(run: Any, full: Any, before: Any, number: int, total: int, sample: in
 
 def _next(run: Any, args: argparse.Namespace, number: int, style: Any) -> list[str]:
     """Commands worth running next, ready to paste."""
-    base = f"gwatch show {shlex.quote(args.report)}" + (f" --run {number}" if number else "")
+    base = "gwatch show " + " ".join(map(shlex.quote, args.report)) + (f" --run {number}" if number else "")
     a = run.analysis
     commands = []
     if len(run.roles) > 1 and a["longest_bubbles"] and not args.roles:

@@ -6,6 +6,7 @@ import json
 import os
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,17 @@ from gwatch.errors import GWatchError, TraceError
 DEFAULT_TITLE = "G-Watch Report"
 FORMATS = {".json": "json", ".html": "html", ".htm": "html", ".gwatch": "archive",
            ".pftrace": "perfetto", ".perfetto": "perfetto", ".chrome.json": "chrome", ".chrome": "chrome"}
+
+
+def form_of(path: str | os.PathLike[str], fmt: str | None = None) -> str:
+    """The form that ``File.render(path, fmt)`` writes; RenderError ``[unknown-format]`` where there is none."""
+    target = Path(path)
+    name = f".{fmt.lower().lstrip('.')}" if fmt else "".join(target.suffixes[-2:]).lower()
+    kind = FORMATS.get(name) or FORMATS.get(f".{name.rsplit('.', 1)[-1]}")
+    if kind is None:
+        raise RenderError("unknown-format", f"cannot write a report as {fmt or target.suffix or target.name!r}",
+                          "name the file .json, .gwatch, .html, .pftrace or .chrome.json")
+    return kind
 
 
 class RenderError(GWatchError, ValueError):
@@ -102,6 +114,36 @@ class File:
         """The sections that hold traces."""
         return [s for s in self.sections if isinstance(s, Section_IntraKernelTrace)]
 
+    @property
+    def runs(self) -> list[Run]:
+        """The runs of all trace sections, in order: ``gwatch show --run N`` is ``runs[N]``."""
+        return [run for section in self.traces for run in section.runs]
+
+    def to_pandas(self, what: str = "intervals") -> Any:
+        """A ``pandas.DataFrame`` of all runs' "intervals" or "records"; see :mod:`gwatch.common.format.frames`."""
+        from gwatch.common.format.frames import frame_of
+        return frame_of(self.runs, what)
+
+    @classmethod
+    def merge(cls, reports: Iterable[File], names: Iterable[str] = (), title: str | None = None) -> File:
+        """One report with the runs of several (launches, ranks, before and after), in order, in one trace section.
+
+        ``names`` says where each report is from; it is kept with its runs (``Run.source``, ``launch["source"]``).
+        Each run keeps its own time axis: clocks of different GPUs are not compared. Other sections follow.
+        """
+        parts, sources = list(reports), list(names)
+        merged, section = cls(title or " + ".join(dict.fromkeys(p.title for p in parts))), Section_IntraKernelTrace()
+        for i, part in enumerate(parts):
+            for run in part.runs:
+                source = run.source or (sources[i] if i < len(sources) else "")
+                section.runs.append(replace(run, launch={**run.launch, **({"source": source} if source else {})}))
+        merged.add_section(section)
+        for part in parts:
+            for other in part.sections:
+                if not isinstance(other, Section_IntraKernelTrace):
+                    merged.add_section(other)
+        return merged
+
     def render(self, path: str | os.PathLike[str], fmt: str | None = None) -> None:
         """Write the report; ``fmt`` ("json", "html", "gwatch", "pftrace", "chrome") or else the file name
         decides the form.
@@ -112,13 +154,7 @@ class File:
         existing file is replaced only once the new one is complete. Raises RenderError ``[unknown-format]``
         (a ValueError) for any other form, ToolError ``[perfetto-missing]``.
         """
-        target = Path(path)
-        name = f".{fmt.lower().lstrip('.')}" if fmt else "".join(target.suffixes[-2:]).lower()
-        kind = FORMATS.get(name) or FORMATS.get(f".{name.rsplit('.', 1)[-1]}")
-        if kind is None:
-            form = fmt or target.suffix or target.name
-            raise RenderError("unknown-format", f"cannot write a report as {form!r}",
-                              "name the file .json, .gwatch, .html, .pftrace or .chrome.json")
+        target, kind = Path(path), form_of(path, fmt)
         chunks: Iterable[str | bytes]
         if kind == "json":
             chunks = self.json_chunks()
@@ -127,10 +163,10 @@ class File:
             chunks = archive_chunks(self)
         elif kind == "chrome":
             from gwatch.common.format.chrome import chrome_chunks
-            chunks = chrome_chunks([run for section in self.traces for run in section.runs])
+            chunks = chrome_chunks(self.runs)
         elif kind == "perfetto":
             from gwatch.common.format.perfetto import pftrace_chunks
-            chunks = pftrace_chunks([run for section in self.traces for run in section.runs])
+            chunks = pftrace_chunks(self.runs)
         else:
             from gwatch.common.format.html import html_chunks
             chunks = html_chunks(self)

@@ -82,7 +82,7 @@ def _pills(runs: Sequence[Run], number: int) -> Iterator[str]:
     if len(runs) > 1:
         buttons = "".join(
             f'<button type="button" role="tab" data-run="{number + i}" aria-selected="{str(i == 0).lower()}">'
-            f"Run {i}</button>" for i in range(len(runs)))
+            f"Run {i}{escape(' · ' + run.source) if run.source else ''}</button>" for i, run in enumerate(runs))
         yield f'<div class="pills" role="tablist">{buttons}</div>\n'
 
 

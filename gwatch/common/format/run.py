@@ -159,6 +159,16 @@ class Run:
             made = max(made, int((np.bincount(trace.row, minlength=len(rows)) + rows.dropped).max()))
         return 1 << (made - 1).bit_length()
 
+    @property
+    def source(self) -> str:
+        """Where a merged report has the run from; "" for a report's own run."""
+        return str(self.launch.get("source") or "")
+
+    def to_pandas(self, what: str = "intervals") -> Any:
+        """A ``pandas.DataFrame`` of the run's "intervals" or "records"; see :mod:`gwatch.common.format.frames`."""
+        from gwatch.common.format.frames import frame_of
+        return frame_of([self], what)
+
     @cached_property
     def analysis(self) -> dict[str, Any]:
         """The ``analysis`` block of the report format."""

@@ -43,8 +43,9 @@ def header(run: Run, number: int, total: int, style: Style) -> list[str]:
     labels = a["scope_labels"]
     noun = "Warps" if run.granularity == "warp" else "Threads"
     sampled = _sampled(run)
+    source = f"  ({run.source})" if run.source else ""
     entries = [
-        ("Kernel", run.kernel), ("Run", f"{number} of {total}"), ("Compile", "  ".join(bits)),
+        ("Kernel", run.kernel), ("Run", f"{number} of {total}{source}"), ("Compile", "  ".join(bits)),
         ("Launch", f"grid={grid}  block={block}  ({run.geometry.block_size} threads/block, warp=32)"),
         ("Records", f"{a['n_records']}" + (f"  (dropped {a['dropped']})" if a.get("dropped") else "")),
         (noun, f"{a.get('n_rows', a['n_threads'])}" + sampled),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from gwatch.common.format.compare import SIGNIFICANCE, compare_runs
@@ -13,6 +14,7 @@ from gwatch.common.format.waits import role_table, wait_table
 
 MAX_WAITS = 15
 MAX_FINDINGS = 5
+MAX_RUNS = 16
 
 
 def _block(title: str, lines: list[str], style: Style) -> list[str]:
@@ -27,6 +29,21 @@ def findings_view(run: Run, style: Style, limit: int | None = MAX_FINDINGS) -> l
     shown = found if limit is None else found[:limit]
     more = [f"- … {len(found) - len(shown)} more (--findings)"] if len(found) > len(shown) else []
     return _block("Findings", [*(f"- [{f.code}] {clip(f.text, WIDTH * 2)}" for f in shown), *more], style)
+
+
+def runs_view(runs: Sequence[Run], style: Style) -> list[str]:
+    """The runs of a report side by side; empty for a single one."""
+    if len(runs) < 2:
+        return []
+    body = []
+    for i, run in enumerate(runs[:MAX_RUNS]):
+        top = run.analysis["scope_stats"][:1]
+        scope = [clip(top[0]["scope_label"], 24), duration(top[0]["p50"], run.unit)] if top else ["-", "-"]
+        body.append((i, clip(run.source or "-", 28), clip(run.kernel, 32), run.verdict.trustworthy, len(run.trace),
+                     duration(run.time_range[1] - run.time_range[0], run.unit), *scope))
+    more = [f"… {len(runs) - MAX_RUNS} more (--run N)"] if len(runs) > MAX_RUNS else []
+    head = ["run", "from", "kernel", "trustworthy", "records", "span", "longest scope", "p50"]
+    return _block("Runs (each on a time axis of its own)", table(head, body, (1, 2, 3, 6)) + more, style)
 
 
 def roles_view(run: Run, style: Style) -> list[str]:
