@@ -137,11 +137,14 @@ def _reach(graph: Cfg, start: int) -> frozenset[int]:
 
 
 def _role_kind(opcodes: Iterable[str]) -> str:
-    kinds = {kind_of(opcode) for opcode in opcodes}
+    named = list(opcodes)
+    kinds = {kind_of(opcode) for opcode in named}
     if "MMA" in kinds:
         return "MMA consumer"
     if "TMA issue" in kinds:
         return "TMA producer"
+    if any(opcode.startswith("LDGSTS") for opcode in named):
+        return "copy producer"
     if kinds & {"barrier", "mbarrier wait"}:
         return "waiting warps"
     return "arriving warps" if kinds & {"barrier arrive", "mbarrier arrive"} else "other"
@@ -176,11 +179,8 @@ def automatic(kernel: KernelDef) -> Places:
     for head, back in loops:
         if head in site_at and back in site_at:
             owner = next((role.name for role in roles if head in role.body), None)
-            label = (
-                f"{owner or 'loop'} {sites[site_at[head]].label}"
-                if owner
-                else str(sites[site_at[head]].label)
-            )
+            number = str(sites[site_at[head]].label).rsplit(" ", 1)[-1]
+            label = f"{owner} loop {number}" if owner else f"loop {number}"
             regions.append((site_at[head], site_at[back], label))
             if owner:
                 owners[label] = owner

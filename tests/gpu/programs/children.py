@@ -13,7 +13,19 @@ def work(rank: int) -> None:
     for _ in range(4):
         y = torch.softmax(x, dim=1)
     torch.cuda.synchronize()
-    print("digest", rank, float(y.sum()), flush=True)
+    sys.stdout.write(
+        " ".join(
+            map(
+                str,
+                (
+                    "digest",
+                    rank,
+                    float(y.sum()),
+                ),
+            )
+        )
+        + "\n"
+    )
 
 
 if __name__ == "__main__":

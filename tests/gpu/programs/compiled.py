@@ -1,5 +1,7 @@
 """A transformer block under torch.compile, forward and backward."""
 
+import sys
+
 import torch
 
 torch.manual_seed(1)
@@ -9,4 +11,15 @@ x = torch.randn(4, 64, 128, device="cuda", requires_grad=True)
 for _ in range(4):
     run(x).square().mean().backward()
 torch.cuda.synchronize()
-print("digest", float(x.grad.double().abs().sum()))
+sys.stdout.write(
+    " ".join(
+        map(
+            str,
+            (
+                "digest",
+                float(x.grad.double().abs().sum()),
+            ),
+        )
+    )
+    + "\n"
+)

@@ -1,5 +1,8 @@
 """A kernel whose consumer warps wait at a named barrier for a producer warp that leaves without arriving."""
 
+import ctypes
+import sys
+
 import torch
 from cuda.bindings import driver, nvrtc
 
@@ -7,11 +10,13 @@ SOURCE = b"""
 extern "C" __global__ void pipeline(int* out, int rounds)
 {
     if (threadIdx.x < 32) {
+#pragma unroll 1
         for (int i = 0; i < rounds - 1; i++)
             asm volatile("barrier.cta.arrive 1, 128;" ::: "memory");
         return;
     }
     int sum = 0;
+#pragma unroll 1
     for (int i = 0; i < rounds; i++) {
         asm volatile("barrier.cta.sync 1, 128;" ::: "memory");
         sum += clock();
@@ -34,10 +39,8 @@ image = b"\0" * call("nvrtcGetCUBINSize", program, module=nvrtc)
 call("nvrtcGetCUBIN", program, image, module=nvrtc)
 kernel = call("cuModuleGetFunction", call("cuModuleLoadData", image), b"pipeline")
 out = torch.zeros(128, device="cuda", dtype=torch.int32)
-import ctypes
-
 values = (ctypes.c_void_p(out.data_ptr()), ctypes.c_int(5))
 pointers = (ctypes.c_void_p * 2)(*map(ctypes.addressof, values))
 call("cuLaunchKernel", kernel, 2, 1, 1, 128, 1, 1, 0, 0, ctypes.addressof(pointers), 0)
 torch.cuda.synchronize()
-print("ended")
+sys.stdout.write(" ".join(map(str, ("ended",))) + "\n")

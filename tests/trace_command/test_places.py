@@ -1,0 +1,221 @@
+"""Where records go: lifetimes, the user's regions, what --auto finds, and what a hanging ring says."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "xtrace"))
+
+from ringsim import Clocks, Writer, site, site_map
+
+from gwatch.cuda.binary.cubin import Cubin
+from gwatch.cuda.binary.kernel import KernelDef
+from gwatch.cuda.program.hang import hang_lines, last_seen
+from gwatch.cuda.program.options import ProgramOptions
+from gwatch.cuda.program.places import LIFETIME, merge_exits, places_of
+from gwatch.cuda.program.roles import Role, automatic, kind_of, loops_of, roles_of
+from gwatch.cuda.program.start import ImportWatch
+from gwatch.cuda.program.stopwatch import Stopwatch
+from gwatch.cuda.xtrace.records import RECORD_DTYPE
+from gwatch.cuda.xtrace.result import TraceResult
+from gwatch.errors import SiteError
+from gwatch.rewrite.ring import RecordKind, RingFormat, RingLayout
+from gwatch.rewrite.trace import plan_trace
+
+MATMUL = Path(__file__).resolve().parents[2] / "examples/cuda/trace/matmul_sm90.cubin"
+PIPELINE = Path(__file__).resolve().parent / "pipeline.cubin"
+
+
+def kernel_of(path: Path, name: str) -> KernelDef:
+    return Cubin.from_file(path).get_kerneldef_by_name(name)
+
+
+@pytest.fixture(scope="module")
+def pipeline() -> KernelDef:
+    return kernel_of(PIPELINE, "pipeline")
+
+
+def test_lifetimes_are_entry_and_every_exit_at_warp_level(pipeline: KernelDef) -> None:
+    places = places_of(pipeline, ProgramOptions(""))
+    assert [site.insert_index for site in places.sites] == [0, 24, 27, 35]
+    assert all(pipeline.texts[index].find("EXIT") >= 0 for index in (24, 27, 35))
+    assert all(site.warp_level for site in places.sites) and places.lifetime
+    assert places.regions == ((0, 1, LIFETIME),)
+    planned = plan_trace(Cubin.from_file(PIPELINE), "pipeline", places.sites, clock="anchor", depth=4)
+    assert len(planned.site_map.sites) == 4
+
+
+def result_of(rows: list[tuple[int, int, int, int]]) -> TraceResult:
+    """Rows (block x, warp, site, time)."""
+    records = np.zeros(len(rows), RECORD_DTYPE)
+    for record, (block, warp, number, time) in zip(records, rows, strict=True):
+        record["block"][0], record["warp"], record["site"], record["time"] = block, warp, number, time
+    sites: list[dict[str, Any]] = [{"site_id": n, "label": "entry" if n == 0 else "exit"} for n in range(3)]
+    return TraceResult(records=records, sites=sites, grid_dim=(2, 1, 1), block_dim=(64, 1, 1))
+
+
+def test_a_warp_that_leaves_in_parts_lives_until_its_last_exit() -> None:
+    result = result_of(
+        [(0, 0, 0, 10), (0, 0, 1, 30), (0, 0, 2, 50), (0, 1, 0, 11), (0, 1, 2, 20), (1, 0, 0, 12)]
+    )
+    merge_exits(result)
+    kept = [(int(r["block"][0]), int(r["warp"]), int(r["site"]), int(r["time"])) for r in result["records"]]
+    assert kept == [(0, 0, 0, 10), (0, 0, 1, 50), (0, 1, 0, 11), (0, 1, 1, 20), (1, 0, 0, 12)]
+    assert [site["label"] for site in result["sites"]] == ["entry", "exit (any of 2)"]
+
+
+def test_regions_and_sites_are_warp_level_unless_told(pipeline: KernelDef) -> None:
+    options = ProgramOptions("", sites=("30", "12,thread"), regions=("wait=12..13", "all = 0 .. op:EXIT@all"))
+    places = places_of(pipeline, options)
+    assert [(s.insert_index, s.warp_level) for s in places.sites[:4]] == [
+        (30, True),
+        (12, False),
+        (12, True),
+        (13, True),
+    ]
+    assert places.regions == ((2, 3, "wait"), (4, 5, "all"), (4, 6, "all"), (4, 7, "all"))
+    assert not places.lifetime
+
+
+@pytest.mark.parametrize("text", ["wait", "wait=12", "=1..2", "w=..2", "w=3..3"])
+def test_regions_that_are_none_are_refused(pipeline: KernelDef, text: str) -> None:
+    with pytest.raises(SiteError, match=r"\[region-syntax\]"):
+        places_of(pipeline, ProgramOptions("", regions=(text,)))
+
+
+def test_auto_names_barriers_loops_and_the_warps_that_run_them(pipeline: KernelDef) -> None:
+    assert [(role.name, min(role.body)) for role in roles_of(pipeline)] == [
+        ("waiting warps", 4),
+        ("arriving warps", 25),
+    ]
+    places = automatic(pipeline)
+    labels = {site.label: site.insert_index for site in places.sites}
+    assert labels["barrier 0"] == 12 and labels["barrier arrive 0"] == 32 and labels["after barrier 0"] == 13
+    assert (labels["loop head 0"], labels["loop end 0"], labels["loop head 1"]) == (11, 18, 30)
+    assert {label for _, _, label in places.regions} == {
+        "waiting warps loop 0",
+        "arriving warps loop 1",
+        "barrier 0",
+    }
+    assert dict(places.roles)["barrier 0"] == "waiting warps"
+
+
+def test_matmul_has_loops_and_one_role() -> None:
+    kernel = kernel_of(MATMUL, "matmul")
+    assert roles_of(kernel) == []
+    assert kernel.cfg is not None
+    head, back = loops_of(kernel.cfg.graph)[0]
+    assert head < back and "BRA" in kernel.texts[back]
+    assert {"barrier 0", "barrier 1"} <= {site.label for site in automatic(kernel).sites}
+
+
+def test_a_hopper_gemm_has_a_tma_producer_and_an_mma_consumer(corpus_sm90: list[Path]) -> None:
+    (path,) = [path for path in corpus_sm90 if "xformers-07f3da197567" in path.name]
+    kernels = Cubin.from_file(path).get_map_kernel_def()
+    name = next(
+        name for name in kernels if "4gemm6kernel13GemmUniversal" in name and "TmaGmmaWarpSpecialized" in name
+    )
+    roles = {role.name: role.body for role in roles_of(kernels[name])}
+    assert set(roles) == {"MMA consumer 0", "TMA producer"}
+    texts = kernels[name].texts
+    assert any("UTMALDG" in texts[index] for index in roles["TMA producer"])
+    assert all("GMMA" not in texts[index] for index in roles["TMA producer"])
+    assert any("GMMA" in texts[index] for index in roles["MMA consumer 0"])
+
+
+@pytest.mark.parametrize(
+    ("opcode", "kind"),
+    [
+        ("BAR.SYNC.DEFER_BLOCKING", "barrier"),
+        ("BAR.ARV", "barrier arrive"),
+        ("SYNCS.PHASECHK.TRANS64.TRYWAIT", "mbarrier wait"),
+        ("SYNCS.ARRIVE.TRANS64.A1T0", "mbarrier arrive"),
+        ("SYNCS.EXCH.64", None),
+        ("UTMALDG.2D", "TMA issue"),
+        ("UTMASTG.3D", "TMA store"),
+        ("HGMMA.64x64x16.F32", "MMA"),
+        ("WARPGROUP.DEPBAR.LE", "MMA wait"),
+        ("WARPGROUP.ARRIVE", None),
+        ("BARRIER", None),
+        ("LDG.E", None),
+    ],
+)
+def test_what_an_instruction_is_to_a_reader(opcode: str, kind: str | None) -> None:
+    assert kind_of(opcode) == kind
+
+
+FORMAT = RingFormat(RecordKind.NARROW, 4)
+MAP = site_map("gpu", FORMAT, [site(0, warp=True), site(1, warp=True)])
+
+
+def test_a_hanging_ring_says_where_each_warp_was_last() -> None:
+    layout = RingLayout(FORMAT, (3, 1, 1), (64, 1, 1), 3)
+    writer = Writer(layout, MAP, Clocks())
+    for cta in range(2):  # the third CTA has not started
+        writer.enter(cta, cta, sm=cta, t=100.0)
+    writer.visit(0, [0], 0, 300.0)
+    writer.visit(0, [3], 1, 364.0)
+    for turn in range(3):
+        writer.visit(1, [0], 0, 300.0 + 64 * turn)
+    writer.visit(2, [5], 1, 300.0)
+    seen = last_seen(np.frombuffer(bytes(writer.data), np.uint8), layout)
+    assert [(item.cta, item.warp, item.site, item.visits) for item in seen] == [
+        (0, 0, 1, 1),
+        (0, 1, 0, 3),
+        (1, 0, 1, 1),
+        (1, 1, -1, 0),
+    ]
+    lines = hang_lines(seen, layout, MAP, [Role("TMA producer", frozenset({10}))])
+    text = "\n".join(lines)
+    assert "TMA producer: 2 warps last seen at site 1 (instruction 10: NOP)" in text
+    assert "1 warps last seen at site 0" in text and "visit 3 of it" in text
+    assert "1 warps last seen at the entry" in text and "2 of 6 warps have not started" in text
+
+
+def test_the_import_watch_tells_once_and_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "watched_one.py").write_text("value = 7")
+    (tmp_path / "watched_two.py").write_text("import watched_one\nvalue = watched_one.value + 1")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    told: list[str] = []
+    watch = ImportWatch(("watched_one", "watched_two"), told.append)
+    monkeypatch.setattr(sys, "meta_path", [watch, *sys.meta_path])
+    import watched_two  # type: ignore[import-not-found]
+
+    assert watched_two.value == 8 and told == ["watched_one"] and watch not in sys.meta_path
+    assert type(watched_two.__spec__.loader).__name__ == "SourceFileLoader"
+
+
+class Events:
+    """A driver that has nothing but events, reached when a test says so."""
+
+    def __init__(self) -> None:
+        self.made, self.reached = 0, set[int]()
+
+    def create_event(self) -> int:
+        self.made += 1
+        return self.made
+
+    def record_event(self, event: int, stream: int) -> None:
+        self.reached.discard(event)
+
+    def elapsed_ms(self, start: int, end: int) -> float | None:
+        return 0.5 if {start, end} <= self.reached else None
+
+
+def test_event_pairs_are_used_again_and_bursts_go_untimed() -> None:
+    driver = Events()
+    watch = Stopwatch(driver)  # type: ignore[arg-type]
+    times: list[float] = []
+    for _ in range(600):
+        pair = watch.start(1, 0)
+        if pair is not None:
+            watch.stop(1, pair, 0, times.append, "k")
+    assert driver.made == 1024 and times == []
+    driver.reached = set(range(1, 1025))
+    assert watch.start(1, 0) is not None
+    assert times == [500_000.0] * 512 and driver.made == 1024
