@@ -239,3 +239,16 @@ def test_the_kernel_tag_is_the_known_hash():
     assert kernel_tag("ab") == "ab#0c21"
     assert kernel_tag("void f<int>(x)").startswith("void#")
     assert kernel_tag("9x" + "y" * 40).split("#")[0] == "x" + "y" * 23
+
+
+@pytest.mark.parametrize("regions", [REGIONS, None])
+def test_the_timeline_is_the_same_at_times_that_doubles_cannot_tell_apart(regions, tmp_path, capsys):
+    views = []
+    for name, shift in (("near.json", 0), ("far.json", 1_764_456_789_123_456_789)):
+        result = specialised(blocks=1, warps=4, iterations=6)
+        result["records"]["time"] += shift
+        path = saved(tmp_path, result, regions=regions, roles=None, name=name)
+        code, out, err = show(capsys, path, "--timeline")
+        assert code == 0 and err == ""
+        views.append(out.split("Timeline")[1].split("\n\n")[0])
+    assert views[0] == views[1] and len(set(views[0])) > 8

@@ -87,23 +87,24 @@ def _stretch(code: int, length: int, glyphs: str, gap: str, scopes: bool, style:
     return style.scope(glyphs[code % len(glyphs)] * length, code) if scopes else str(code % 10) * length
 
 
-def _edges(low: int, high: int) -> NDArray[Any]:
-    return np.linspace(low, max(high, low + 1), COLUMNS + 1)
+def _edges(span: int) -> NDArray[Any]:
+    """Where columns begin and end, from the view's start: as doubles, absolute ns would be 256 apart."""
+    return np.linspace(0, max(span, 1), COLUMNS + 1)
 
 
 def _scope_cells(run: Run, part: slice, low: int, high: int) -> NDArray[np.int64]:
     """Per column, the scope that fills most of it (innermost regions first); -1 for none."""
-    edges = _edges(low, high)
-    start, end = run.intervals.start[part], run.intervals.end[part]
+    edges = _edges(high - low)
+    start, end = run.intervals.start[part] - low, run.intervals.end[part] - low
     scope, depth = run.scope[part], run.intervals.depth[part]
     cells = np.full(COLUMNS, -1, np.int64)
     best = np.zeros(COLUMNS)
     level = np.full(COLUMNS, -1, np.int64)
     width = edges[1] - edges[0]
-    first = np.clip(((start - low) / width).astype(np.int64), 0, COLUMNS - 1)
-    last = np.clip(((end - low) / width).astype(np.int64), 0, COLUMNS - 1)
+    first = np.clip((start / width).astype(np.int64), 0, COLUMNS - 1)
+    last = np.clip((end / width).astype(np.int64), 0, COLUMNS - 1)
     for s, e, k, d, a, b in zip(start, end, scope, depth, first, last, strict=True):
-        if e < low or s > high:
+        if e < 0 or s > high - low:
             continue
         span = slice(a, b + 1)
         share = np.minimum(e, edges[1:][span]) - np.maximum(s, edges[:-1][span])
