@@ -191,7 +191,8 @@ def _resources(one: KernelFacts, other: KernelFacts) -> list[Change]:
 
 
 _NAMES = (
-    "architecture", "registers", "instructions", "stack bytes", "shared bytes", "local bytes", "constant bytes",
+    "architecture", "registers", "instructions", "stack bytes", "frame bytes", "shared bytes", "local bytes",
+    "constant bytes",
     "parameter bytes", "spills", "local accesses", "CTAs per SM", "warps per SM", "max threads", "required threads",
     "max registers", "barriers", "mbarriers", "cluster", "register budgets", "share of 128-bit global accesses",
     "share of 256-bit global accesses", "tensor instructions", "TMA instructions", "loops",
@@ -202,7 +203,7 @@ def _measures(facts: KernelFacts) -> tuple[Any, ...]:
     occupancy = facts.occupancy
     shares = facts.share(128), facts.share(256)
     return (
-        facts.arch, facts.registers, facts.instructions, facts.stack, facts.shared, facts.local,
+        facts.arch, facts.registers, facts.instructions, facts.stack, facts.frame, facts.shared, facts.local,
         sum(size for _, size in facts.constants), sum(size for _, size in facts.parameters), facts.spills,
         facts.local_accesses, occupancy.ctas if occupancy else None, occupancy.warps if occupancy else None,
         facts.max_threads, facts.required_threads, facts.max_registers, facts.barriers, facts.mbarriers, facts.cluster,

@@ -63,6 +63,7 @@ class KernelFacts:
     code_bytes: int
     registers: int | None
     stack: int
+    frame: int
     shared: int
     local: int
     constants: tuple[tuple[int, int], ...]
@@ -99,10 +100,13 @@ class KernelFacts:
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What a launch needs, in bytes (registers: a thread's); read from attributes and section sizes alone."""
+    """What a launch needs, in bytes (registers: a thread's); read from attributes and section sizes alone.
+    ``stack`` is MIN_STACK_SIZE, the kernel with its callees; ``frame`` FRAME_SIZE, the function alone (old compilers
+    state it also where they state no stack)."""
 
     registers: int | None
     stack: int
+    frame: int
     shared: int
     local: int
     constants: tuple[tuple[int, int], ...]
@@ -112,7 +116,8 @@ def resources_of(view: CubinView, kernel: KernelDef) -> Resources:
     """The numbers of ``cuobjdump -res-usage``, without looking at the code. Raises CubinError."""
     return Resources(
         view.number(Attr.REGCOUNT, kernel),
-        view.number(Attr.MIN_STACK_SIZE, kernel) or view.number(Attr.FRAME_SIZE, kernel) or 0,
+        view.number(Attr.MIN_STACK_SIZE, kernel) or 0,
+        view.number(Attr.FRAME_SIZE, kernel) or 0,
         view.section_sizes.get(f".nv.shared.{kernel.name}", 0),
         view.section_sizes.get(f".nv.local.{kernel.name}", 0),
         view.constant_banks.get(kernel.name, ()),
@@ -156,6 +161,7 @@ def kernel_facts(
         code_bytes=len(code) * view.arch.instruction_size,
         registers=needs.registers,
         stack=needs.stack,
+        frame=needs.frame,
         shared=needs.shared,
         local=needs.local,
         constants=needs.constants,

@@ -118,6 +118,7 @@ def kernel_json(kernel: KernelReport) -> dict[str, Any]:
         "code_bytes": facts.code_bytes,
         "registers": facts.registers,
         "stack_bytes": facts.stack,
+        "frame_bytes": facts.frame,
         "shared_bytes": facts.shared,
         "local_bytes": facts.local,
         "constant_bytes": {str(bank): size for bank, size in facts.constants},
