@@ -144,6 +144,24 @@ def test_a_pattern_that_fits_the_demangled_name_chooses(machine: Machine, start:
     machine.launch()
     found = outcome.collect(session)
     assert machine.ran == ["plain", "traced"] and found["wanted"] == ["matmul"]
+    assert [(row["kernel"], row["counted"], row["launches"]) for row in found["kernels"]] == [
+        ("other", False, 0),
+        ("matmul", True, 1),
+    ]
+
+
+def test_a_module_handle_handed_out_again_is_patched_anew(
+    machine: Machine, start: Callable[..., Any]
+) -> None:
+    session = start(skip=0)
+    machine.launch()
+    machine.launch()
+    assert len(machine.plans) == 1  # type: ignore[attr-defined]
+    machine.hooks.images.forget(machine.module)
+    machine.hooks.images.loaded(machine.module, machine.image)
+    machine.launch()
+    assert len(machine.plans) == 2  # type: ignore[attr-defined]
+    assert len(outcome.collect(session)["runs"]) == 3
 
 
 def test_a_kernel_that_cannot_be_traced_runs_as_it_is_and_is_named(

@@ -78,7 +78,9 @@ def causes(program: Program, options: ProgramOptions) -> list[str]:
             "-I, -E, -S or a cleared PYTHONPATH?"
         ]
     found = [problem for item in program.processes for problem in item.get("problems", ())]
-    unfinished = [item for item in program.processes if item["state"] == "started"]
+    unfinished = [item for item in program.processes if item["state"] == "launching"]
+    if not program.watched and not unfinished and not found:
+        unfinished = [item for item in program.processes if item["state"] == "started"]
     if unfinished:
         found.append(
             f"[process-killed] process {unfinished[0]['pid']} ended without reaching Python's exit (os._exit, a "

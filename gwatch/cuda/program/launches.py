@@ -16,11 +16,12 @@ Shape = tuple[Dim3, Dim3, "Dim3 | None", int]
 @dataclass(slots=True)
 class KernelRow:
     """One kernel of the table. ``timed``: launches whose time is in ``total_ns``; ``captured``: launches
-    recorded into a graph, which run later and unseen."""
+    recorded into a graph, which run later and unseen; ``counted``: whether launches of it are counted at all."""
 
     symbol: str
     demangled: str
     origin: str
+    counted: bool = True
     registers: int | None = None
     device: int = 0
     count: int = 0
@@ -38,6 +39,7 @@ class KernelRow:
             "kernel": self.symbol,
             "demangled": self.demangled,
             "origin": self.origin,
+            "counted": self.counted,
             "registers": self.registers,
             "device": self.device,
             "launches": self.count,

@@ -179,8 +179,8 @@ def automatic(kernel: KernelDef) -> Places:
     for head, back in loops:
         if head in site_at and back in site_at:
             owner = next((role.name for role in roles if head in role.body), None)
-            number = str(sites[site_at[head]].label).rsplit(" ", 1)[-1]
-            label = f"{owner} loop {number}" if owner else f"loop {number}"
+            digits = str(sites[site_at[head]].label).rsplit(" ", 1)[-1]
+            label = f"{owner or ''} loop {digits}".lstrip()
             regions.append((site_at[head], site_at[back], label))
             if owner:
                 owners[label] = owner

@@ -64,6 +64,7 @@ class Kernel:
     wanted: bool
     seen: Seen | None = None  # its first launch, kept for the launch table
     prepared: Prepared | None = None
+    module: tuple[int, int] | None = None  # handle that ``prepared`` is for, and how often it was handed out
     refused: GWatchError | None = None
     busy: bool = False
     traced: list[Traced] = field(default_factory=list)
@@ -87,6 +88,7 @@ class ProgramSession:
         self._lock = threading.Lock()
         self._watchdog: threading.Thread | None = None
         self._stopped = threading.Event()
+        self.on_first_launch: Callable[[], None] = lambda: None
         self.on_hang: Callable[[ProgramSession, Kernel, Traced | None], None] = lambda *_: None
         self._stack = contextlib.ExitStack()
         self.process = os.getpid()
@@ -123,19 +125,22 @@ class ProgramSession:
         if self._found is None:
             found = self._find_driver()
             self._found = found, Stopwatch(found)
+            self.on_first_launch()
         return self._found
 
     # called inside driver calls
 
     def wants(self, symbol: str) -> bool:
-        """Every launch is counted."""
-        return True
+        """Whether launches of the kernel are counted: all of them for a list, else those asked for."""
+        return self._kernel(symbol).row.counted
 
     def enter(self, view: LaunchView) -> None:
         """Count the launch, and time or trace it."""
         symbol = view.symbol or self.driver.handle_name(view.handle) or ""
         view.symbol = symbol
         kernel = self._kernel(symbol)
+        if not kernel.row.counted:
+            return
         caller = caller_of(symbol)
         captured = view.api.startswith("cuGraph") or self.driver.is_capturing(view.stream)
         shape = self._count(kernel, view, caller, captured)
@@ -162,8 +167,9 @@ class ProgramSession:
         kernel = self.kernels.get(symbol)
         if kernel is None:
             name = self._demangle(symbol)
-            row = KernelRow(symbol, name, "")
-            kernel = self.kernels[symbol] = Kernel(row, self.selector.wants(symbol, name))
+            wanted = self.selector.wants(symbol, name)
+            row = KernelRow(symbol, name, "", counted=wanted or self.options.list_only)
+            kernel = self.kernels[symbol] = Kernel(row, wanted)
         return kernel
 
     def _count(self, kernel: Kernel, view: LaunchView, caller: Caller, captured: bool) -> Shape:
@@ -238,7 +244,9 @@ class ProgramSession:
         facts = HandleFacts.read(driver, launch.handle, device, COPIED_ATTRIBUTES)
         with hooks.quiet(), driver.relaxed_capture():
             prepared = kernel.prepared
-            if prepared is None or prepared.target.seen[0].facts.owner != facts.owner:
+            module = facts.owner, hooks.images.loads(facts.owner)
+            if prepared is None or kernel.module != module:
+                kernel.module = module
                 known = max((max(times) for times in kernel.times.values()), default=None)
                 seen = Seen(launch, facts, device, captured)
                 prepared = kernel.prepared = prepare(seen, hooks.images, self.options, known)

@@ -99,12 +99,17 @@ class Process:
         """Tell the command that a Python process of the program has the hooks at hand."""
         self._write({"pid": os.getpid(), "state": "started", "argv": list(sys.orig_argv)})
 
+    def launching(self) -> None:
+        """Tell that this process launched a kernel: from now on it has something to lose."""
+        self._write({"pid": os.getpid(), "state": "launching", "argv": list(sys.orig_argv)})
+
     def cuda_seen(self, name: str) -> None:
         """A package that launches kernels was imported: watch from now on."""
         try:
             from gwatch.cuda.program.running import start_session
 
             self._session = start_session(self._text)
+            self._session.on_first_launch = self.launching
         except Exception as error:
             self._problem = (
                 str(error) if hasattr(error, "code") else f"[internal] {type(error).__name__}: {error}"
@@ -121,6 +126,8 @@ class Process:
 
             self._session = restart_session(self._session)
             self._finished = self._session is None
+            if self._session is not None:
+                self._session.on_first_launch = self.launching
         self._exit_like_multiprocessing()
 
     def _exit_like_multiprocessing(self) -> None:
