@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--sass-style", choices=("cuobjdump", "nvdisasm"), default="cuobjdump",
         help="shaped like `cuobjdump -sass` (default, fast) or `nvdisasm -g -c` (labels, source lines)",
     )  # fmt: skip
-    what.add_argument("--lines", action="store_true", help="name the source files of each kernel")
+    what.add_argument("--lines", action="store_true", help="source lines of each kernel and its loops")
     what.add_argument("--json", action="store_true", help="everything as JSON (same as --format json)")
     what.add_argument("--extract", type=Path, metavar="DIR", help="write each distinct cubin to DIR")
     what.add_argument("-o", "--output", type=Path, metavar="FILE", help="write there, not to standard output")

@@ -26,10 +26,15 @@ SCHEMA = Path(__file__).resolve().parent / "schema.json"
 
 @dataclass(slots=True)
 class KernelReport:
-    """One kernel: facts, and what else was asked for; ``files`` are its source files."""
+    """One kernel: facts, and what else was asked for.
+
+    ``lines``: (file, line, instructions that stem from it), by file and line; ``loop_lines``: for each of
+    ``facts.loops`` (file, first line, last line) of the file that most of its instructions stem from, or None.
+    """
 
     facts: KernelFacts
-    files: tuple[str, ...] = ()
+    lines: tuple[tuple[str, int, int], ...] = ()
+    loop_lines: tuple[tuple[str, int, int] | None, ...] = ()
     vectorization: Vectorization | None = None
 
 
@@ -164,21 +169,25 @@ def kernel_json(kernel: KernelReport) -> dict[str, Any]:
         "share_256": _rounded(facts.share(256)),
         "tensor": dict(facts.tensor),
         "tma": dict(facts.tma),
-        "loops": [_loop(loop) for loop in facts.loops],
-        "files": list(kernel.files),
+        "loops": [
+            _loop(loop, kernel.loop_lines[number] if kernel.loop_lines else None)
+            for number, loop in enumerate(facts.loops)
+        ],
+        "lines": [{"file": file, "line": line, "instructions": count} for file, line, count in kernel.lines],
     }
     if kernel.vectorization is not None:
         data["vectorization"] = kernel.vectorization.to_json()
     return data
 
 
-def _loop(loop: Loop) -> dict[str, Any]:
+def _loop(loop: Loop, lines: tuple[str, int, int] | None) -> dict[str, Any]:
     return {
         "start": loop.start,
         "latch": loop.latch,
         "depth": loop.depth,
         "instructions": loop.instructions,
         "ranges": [[first, last] for first, last in loop.ranges],
+        "lines": None if lines is None else {"file": lines[0], "first": lines[1], "last": lines[2]},
     }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ from gwatch.cuda.binary.cubin import write_atomically
 from gwatch.errors import CubinError, GWatchError, ToolError
 from gwatch.inspect.artifacts import Image, Skipped, Text, open_artifact
 from gwatch.inspect.demangle import demangle
-from gwatch.inspect.facts import kernel_facts
+from gwatch.inspect.facts import KernelFacts, kernel_facts
 from gwatch.inspect.report import ImageReport, KernelReport, Report
 from gwatch.inspect.triton_source import TritonKernel, TritonKernels
 from gwatch.inspect.view import CubinView
@@ -72,9 +72,11 @@ def _examine(image: Image, request: Request, described: TritonKernels, report: I
         threads = 32 * description.num_warps if description and description.num_warps else None
         facts = kernel_facts(view, kernel, threads, (description.shared or 0) if description else 0)
         accesses = lru_cache(maxsize=1)(partial(_vectorization, view, kernel, description))
-        files = tuple(sorted(kernel.set_filepaths)) if request.lines else ()
         wide = accesses() if request.vectorization and kernel.is_entry else None
-        report.kernels.append(KernelReport(facts, files, wide))
+        found = KernelReport(facts, vectorization=wide)
+        if request.lines:
+            found.lines, found.loop_lines = _lines(kernel, facts)
+        report.kernels.append(found)
         if kernel.is_entry and request.rules:
             from gwatch.inspect.rules import check
 
@@ -83,6 +85,25 @@ def _examine(image: Image, request: Request, described: TritonKernels, report: I
         from gwatch.inspect.listing import listing
 
         report.sass = listing(view, request.sass, request.wants if request.kernels else None)
+
+
+def _lines(
+    kernel: KernelDef, facts: KernelFacts
+) -> tuple[tuple[tuple[str, int, int], ...], tuple[tuple[str, int, int] | None, ...]]:
+    """Source lines with their instruction counts, and the lines of each loop."""
+    size = facts.code_bytes // max(1, len(kernel.words))
+    where = kernel.map_address_to_line
+    counts = Counter(where.values())
+    loops: list[tuple[str, int, int] | None] = []
+    for loop in facts.loops:
+        found = [where[index * size] for index in loop.indices() if index * size in where]
+        if not found:
+            loops.append(None)
+            continue
+        file = Counter(file for file, _ in found).most_common(1)[0][0]
+        numbers = [line for name, line in found if name == file]
+        loops.append((file, min(numbers), max(numbers)))
+    return tuple((file, line, count) for (file, line), count in sorted(counts.items())), tuple(loops)
 
 
 def _vectorization(view: CubinView, kernel: KernelDef, description: TritonKernel | None) -> Vectorization:

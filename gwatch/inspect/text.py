@@ -142,12 +142,17 @@ def _kernel(kernel: KernelReport) -> list[str]:
     for label, found in (("tensor", facts.tensor), ("tma", facts.tma)):
         if found:
             out.append(f"    {label}: {', '.join(f'{count} × {name}' for name, count in found)}")
-    for loop in facts.loops[:12]:
+    for number, loop in enumerate(facts.loops[:12]):
         place = f"{loop.start:#06x}..{loop.latch:#06x}"
-        out.append(f"    loop {place}, depth {loop.depth}, {loop.instructions} instructions")
+        lines = kernel.loop_lines[number] if kernel.loop_lines else None
+        source = f", {lines[0].rsplit('/', 1)[-1]}:{lines[1]}-{lines[2]}" if lines else ""
+        out.append(f"    loop {place}, depth {loop.depth}, {loop.instructions} instructions{source}")
     if len(facts.loops) > 12:
         out.append(f"    and {len(facts.loops) - 12} more loops (--json)")
-    out += [f"    source {path}" for path in kernel.files]
+    files: dict[str, list[int]] = {}
+    for path, line, _ in kernel.lines:
+        files.setdefault(path, []).append(line)
+    out += [f"    source {path}, lines {min(lines)} to {max(lines)}" for path, lines in files.items()]
     return out
 
 

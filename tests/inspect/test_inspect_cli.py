@@ -74,11 +74,23 @@ def test_json_follows_its_schema(bad: Path, capsys: pytest.CaptureFixture[str]) 
     assert data["unmatched_rules"][0]["message"] == "no kernel matches 'nothing'"
     kernel = data["images"][0]["kernels"][0]
     assert kernel["vectorization"]["accesses"][0]["cause"]["argument"] == "i"
-    assert kernel["files"][0].endswith("kernels.py")
+    assert {row["line"] for row in kernel["lines"]} == {6, 7, 8, 9, 10, 11}
+    assert (
+        sum(row["instructions"] for row in kernel["lines"]) == kernel["code_bytes"] // 16
+    )  # padding has a line too
     assert "Function : copy_kernel" in data["images"][0]["sass"]
     loose = {"const": "gwatch-inspect"}
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate({**data, "format": loose}, load_schema())
+
+
+def test_loops_have_nesting_and_source_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(FIXTURES / "nested.cubin"), "--lines", "--json"]) == 0
+    kernel = json.loads(capsys.readouterr().out)["images"][0]["kernels"][0]
+    found = [(loop["depth"], loop["lines"]["first"], loop["lines"]["last"]) for loop in kernel["loops"]]
+    assert found == [(1, 4, 9), (2, 7, 8)]
+    assert main(["inspect", str(FIXTURES / "nested.cubin"), "--lines"]) == 0
+    assert "depth 2, 7 instructions, loop.cu:7-8" in capsys.readouterr().out
 
 
 def test_output_does_not_depend_on_the_number_of_processes(capsys: pytest.CaptureFixture[str]) -> None:
