@@ -6,26 +6,34 @@ where, and (usually) a hint that says what to do. ``str(error)`` is ``[code] mes
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 
 class GWatchError(Exception):
     """Base class of all errors gwatch raises on purpose.
 
-    ``code`` is stable across releases; ``message`` says what is wrong and where; ``hint`` says what to do.
+    ``code`` is stable across releases; ``message`` says what is wrong and where; ``hint`` says what to do;
+    ``candidates`` are values that would have been accepted, nearest first, where there are any.
     """
 
-    def __init__(self, code: str, message: str, hint: str = "") -> None:
+    def __init__(self, code: str, message: str, hint: str = "", candidates: Iterable[str] = ()) -> None:
         self.code = code
         self.message = " ".join(message.split())
         self.hint = " ".join(hint.split())
+        self.candidates = tuple(candidates)
         super().__init__(str(self))
 
     def __str__(self) -> str:
         tail = f"; {self.hint}" if self.hint else ""
         return f"[{self.code}] {self.message}{tail}"
 
-    def __reduce__(self) -> tuple[type[GWatchError], tuple[str, str, str]]:
+    def as_dict(self) -> dict[str, object]:
+        """``{code, message, hint, candidates}``: what ``--json`` prints of an error."""
+        return {"code": self.code, "message": self.message, "hint": self.hint, "candidates": list(self.candidates)}
+
+    def __reduce__(self) -> tuple[type[GWatchError], tuple[str, str, str, tuple[str, ...]]]:
         # The default would replay the one-string form and lose the code when an error crosses a process.
-        return (type(self), (self.code, self.message, self.hint))
+        return (type(self), (self.code, self.message, self.hint, self.candidates))
 
 
 class UsageError(GWatchError):

@@ -6,12 +6,15 @@ Exit codes of every command: 0 done, 1 a rule or comparison failed, 2 input, env
 from __future__ import annotations
 
 import argparse
+import difflib
 import importlib
+import json
 import os
 import sys
 from typing import NoReturn
 
 from gwatch import __version__
+from gwatch.cli.examples import epilog
 from gwatch.errors import GWatchError, UsageError
 
 # name -> (module, one-line help). Only the chosen command's module is imported: `gwatch --help` stays fast.
@@ -23,6 +26,8 @@ COMMANDS = {
     "inspect": ("gwatch.cli.inspect", "what is in a cubin, library, package or folder; rules for CI"),
     "diff": ("gwatch.cli.diff", "compare two cubins, libraries or packages, kernel by kernel"),
     "doctor": ("gwatch.cli.doctor", "say what gwatch finds on this machine, and where it looked"),
+    "schema": ("gwatch.cli.schema", "print the JSON Schema of a report"),
+    "skill": ("gwatch.cli.skill", "print the page that tells a coding agent how to use gwatch"),
 }
 
 
@@ -53,18 +58,30 @@ class Parser(argparse.ArgumentParser):
 def run_command(name: str, arguments: list[str], prog: str | None = None) -> int:
     """Run one command with its arguments; returns the exit code."""
     module = importlib.import_module(COMMANDS[name][0])
-    parser = Parser(prog=prog or f"gwatch {name}", description=COMMANDS[name][1])
+    parser = Parser(prog=prog or f"gwatch {name}", description=COMMANDS[name][1], epilog=epilog(name),
+                    formatter_class=argparse.RawDescriptionHelpFormatter)
     module.add_arguments(parser)
+    # What follows `--` is another program's; wrong arguments leave nothing better to ask than their text.
+    as_json = "--json" in arguments[:arguments.index("--") if "--" in arguments else None]
     try:
-        code: int = module.run(parser.parse_args(arguments))
+        args = parser.parse_args(arguments)
+        as_json = bool(getattr(args, "json", False))
+        code: int = module.run(args)
     except GWatchError as error:
-        print(f"gwatch: {error}", file=sys.stderr)
+        _refuse(error, as_json)
         return 2
     except BrokenPipeError:
         # A reader such as `head` went away; point stdout at nothing so that the interpreter's own flush stays quiet.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     return code
+
+
+def _refuse(error: GWatchError, as_json: bool) -> None:
+    """One line on standard error; under ``--json`` also the error as an object, alone on standard output."""
+    print(f"gwatch: {error}", file=sys.stderr)
+    if as_json:
+        print(json.dumps(error.as_dict()))
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -78,9 +95,10 @@ def main(argv: list[str] | None = None) -> int:
         print(f"gwatch-sass {__version__}")
         return 0
     if name not in COMMANDS:
-        print(
-            f"gwatch: [unknown-command] there is no command {name!r}; one of: {', '.join(COMMANDS)}",
-            file=sys.stderr,
+        near = difflib.get_close_matches(name, COMMANDS, n=3) or list(COMMANDS)
+        _refuse(
+            UsageError("unknown-command", f"there is no command {name!r}", f"one of: {', '.join(COMMANDS)}", near),
+            "--json" in rest,
         )
         return 2
     return run_command(name, rest)

@@ -8,17 +8,9 @@ import shlex
 import sys
 from typing import Any
 
-EXAMPLES = """examples:
-  gwatch show trace.json
-  gwatch show trace.json --block 0-3 --longest-bubble
-  gwatch show rank0.gwatch rank1.gwatch -o all.html
-"""
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = EXAMPLES
     parser.add_argument("report", nargs="+", help="reports (.json, .gwatch, or IKET's JSON); several are merged")
     parser.add_argument("--run", default="0", metavar="N", help="which of the report's runs (default 0)")
     narrow = parser.add_argument_group("narrowing (ranges: 0-3,5 or [0,31],[64,95])")
@@ -117,7 +109,7 @@ def _choose(report: Any, text: str) -> tuple[Any, int]:
     number = _integer(text, "--run")
     if not 0 <= number < len(runs):
         raise TraceError("bad-run", f"--run {number}: the report has {len(runs)} run{'s' * (len(runs) > 1)}",
-                         f"give 0 to {len(runs) - 1}")
+                         f"give 0 to {len(runs) - 1}", map(str, range(min(len(runs), 64))))
     return runs[number], number
 
 
@@ -162,7 +154,8 @@ def _views(run: Any, full: Any, before: Any, number: int, runs: list[Any], sampl
                   args.human or (terminal and not os.environ.get("NO_COLOR")))
     if args.longest is not None and args.longest not in run.labels:
         raise TraceError("no-scope", f"there is no scope {args.longest!r}",
-                         "the scopes are " + (", ".join(run.labels) or "none: the trace has no regions"))
+                         "the scopes are " + (", ".join(run.labels) or "none: the trace has no regions"),
+                         run.labels)
     chosen = (args.stats, args.timeline, args.bubbles, args.concurrency, args.outliers, args.longest_bubble,
               args.longest is not None, args.findings, args.roles, args.source, before is not None)
     default = not any(chosen)

@@ -109,6 +109,7 @@ def resolve_site(kernel: KernelDef, text: str) -> list[SassTraceSite]:
             "site-ambiguous",
             f"site {text!r} names {len(found)} instructions of {kernel.name}: {_listing(kernel, found)}",
             "say @first, @last or @all, or give one index",
+            map(str, found),
         )
     if spec.choice == "first":
         found = found[:1]
@@ -170,6 +171,7 @@ def _of_line(kernel: KernelDef, spec: SiteSpec, rest: str) -> list[int]:
             "site-none",
             f"site {spec.text!r}: no instruction comes from line {line}",
             f"nearest lines with code: {', '.join(map(str, sorted(near)))}",
+            (f"line:{file}:{number}" for number in near),
         )
     if len(with_line) > 1:
         raise SiteError(
@@ -203,7 +205,10 @@ def _of_opcode(kernel: KernelDef, spec: SiteSpec, wanted: str) -> list[int]:
     if not found:
         near = difflib.get_close_matches(wanted, sorted(known), n=5, cutoff=0.3) or sorted(known)[:5]
         raise SiteError(
-            "site-none", f"site {spec.text!r}: {kernel.name} has no {wanted}", f"nearest: {', '.join(near)}"
+            "site-none",
+            f"site {spec.text!r}: {kernel.name} has no {wanted}",
+            f"nearest: {', '.join(near)}",
+            (f"op:{name}" for name in near),
         )
     return found
 

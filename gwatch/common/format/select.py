@@ -137,7 +137,8 @@ def keep_scopes(run: Run, scopes: tuple[str, ...]) -> Run:
     unknown = [s for s in scopes if s not in known]
     if unknown:
         raise TraceError("no-scope", f"there is no scope {unknown[0]!r}",
-                         "the scopes are " + (", ".join(sorted(known)) or "none: the trace has no regions"))
+                         "the scopes are " + (", ".join(sorted(known)) or "none: the trace has no regions"),
+                         sorted(known))
     kept = tuple(r for r in run.regions if r.label in scopes)
     roles = {label: role for label, role in run.roles.items() if label in scopes}
     return replace(run, regions=kept, roles=roles)

@@ -191,6 +191,7 @@ class Cubin:
                 "kernel-ambiguous",
                 f"{pattern!r} matches {len(matches)} kernels of {self._source}: {_listed(matches)}",
                 "make the pattern match one of them (^name$ matches a whole name)",
+                matches,
             )
         return self._kernels[matches[0]]
 
@@ -205,7 +206,7 @@ class Cubin:
             hint = f"nearest of {len(names)}: {_listed(close, 5)}"
         else:
             hint = f"the {len(names)} kernels are: {_listed(names, 5)}"
-        return KernelError("kernel-not-found", f"no kernel of {self._source} {wanted}", hint)
+        return KernelError("kernel-not-found", f"no kernel of {self._source} {wanted}", hint, close or names[:20])
 
     # editing ------------------------------------------------------------------------------------------------
 

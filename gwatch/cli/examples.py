@@ -1,0 +1,26 @@
+"""Two examples per command, shown at the end of its ``--help``; the tests parse each of them."""
+
+from __future__ import annotations
+
+EXAMPLES: dict[str, tuple[str, str]] = {
+    "rewrite": ("gwatch rewrite matmul.cubin --kernel matmul --list --only 'BAR|LDG'",
+                "gwatch rewrite matmul.cubin --kernel matmul --site op:BAR.SYNC@first,warp --clock sm -o out.cubin"),
+    "decode": ("gwatch decode ring.bin --cubin out.cubin",
+               "gwatch decode ring.bin --cubin out.cubin --region 0:1:mainloop -o trace.html"),
+    "trace": ("gwatch trace --list -- python train.py",
+              "gwatch trace --kernel softmax --auto -o softmax.html -- python train.py --steps 10"),
+    "show": ("gwatch show trace.json --block 0-3 --longest-bubble",
+             "gwatch show rank0.gwatch rank1.gwatch -o all.html"),
+    "inspect": ("gwatch inspect model.pt2 --vectorization",
+                "gwatch inspect build/ --require 'LDG.E.128 >= 2' --fail-on spill"),
+    "diff": ("gwatch diff before.cubin after.cubin --kernel matmul",
+             "gwatch diff old.whl new.whl --stat --fail-on registers"),
+    "doctor": ("gwatch doctor", "gwatch doctor --json"),
+    "schema": ("gwatch schema trace", "gwatch schema inspect -o inspect.schema.json"),
+    "skill": ("gwatch skill", "gwatch skill -o .agents/skills/gwatch/SKILL.md"),
+}
+
+
+def epilog(name: str) -> str:
+    """The last lines of a command's help."""
+    return "\n".join(["examples:", *(f"  {line}" for line in EXAMPLES[name])])
