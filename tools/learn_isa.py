@@ -28,6 +28,7 @@ from isa_learning.sources import own_words, plain  # noqa: E402
 
 from gwatch.sass.arch import arch_by_name  # noqa: E402
 from gwatch.sass.isa import table  # noqa: E402
+from gwatch.sass.isa.table import Table  # noqa: E402
 from gwatch.sass.nvdisasm import version  # noqa: E402
 
 
@@ -40,6 +41,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=6, help="guess-and-check rounds (default 6)")
     parser.add_argument("--per-key", type=int, default=100, help="guesses per key and round (default 100)")
     parser.add_argument("--real-keys-only", action="store_true", help="learn only opcodes that compilers use")
+    parser.add_argument("--keep", type=Path, help="take over the opcodes of this table that read all compiler words")
     parser.add_argument("--no-own-sources", action="store_true", help="leave out our own PTX (it needs ptxas)")
     parser.add_argument("--no-effects", action="store_true", help="leave out reads and writes (they need ptxas)")
     parser.add_argument("-o", "--output", type=Path, help="table file (default: isa/<table>.jsonl)")
@@ -65,6 +67,10 @@ def main() -> int:
     zero = {"R": arch.register_zero, "U": arch.uniform_zero, "P": arch.predicate_true, "Q": arch.predicate_true}
     prober = Prober(arch.name)
     learner = Learner(prober, zero, log)
+    if options.keep:
+        kept = Table(options.keep.read_text(encoding="utf-8"), options.keep.stem)
+        models = [m for number in kept.numbers() if (m := kept.key(number)) is not None]
+        log(f"keeping {len(models)} opcodes, {learner.keep(models, words)} to be learned again")
     learner.feed_real(words)
     if not options.real_keys_only:
         found = learner.feed(seed_words(words, learner.random))

@@ -37,7 +37,7 @@ def learn_effects(learner: Learner, holder: Holder) -> dict[str, int]:
     counts: dict[str, int] = defaultdict(int)
     chosen: dict[tuple[int, int], list[tuple[int, int]]] = {}
     for number, state in sorted(learner.states.items()):
-        if state.model is None or state.model.opcode[0].labels[0].split(".")[0] in BRANCHES:
+        if state.model is None or state.kept or state.model.opcode[0].labels[0].split(".")[0] in BRANCHES:
             continue
         chain = state.model.opcode[0].labels[0].split(".")[0] in ASYNC
         for label, form in enumerate(state.model.forms):
@@ -71,7 +71,7 @@ def learn_effects(learner: Learner, holder: Holder) -> dict[str, int]:
             continue
         _rules(model, form, seen, counts)
     for _, state in sorted(learner.states.items()):
-        if state.model is not None and state.model.opcode[0].labels[0].split(".")[0] in BRANCHES:
+        if state.model is not None and not state.kept and state.model.opcode[0].labels[0].split(".")[0] in BRANCHES:
             for form in state.model.forms:
                 _branch_rules(state.model, form, state)
                 counts["branch forms by rule"] += 1

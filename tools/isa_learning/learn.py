@@ -33,6 +33,7 @@ class State:
     missed: int = 0
     impure: int = 0
     unfitted: list[str] = field(default_factory=list)
+    kept: bool = False
     notes: list[str] = field(default_factory=list)
     failures: list[tuple[str, str | None]] = field(default_factory=list)
 
@@ -58,12 +59,29 @@ class Learner:
             self.states[key] = State(Samples(key))
         return self.states[key]
 
+    def keep(self, models: Iterable[Key], words: Iterable[int]) -> int:
+        """Take over known models, except those that read one of the compiler words ``words`` wrongly or not at all."""
+        plain = sorted({probing_word(w) for w in words})
+        wrong: set[int] = set()
+        known = {model.key: model for model in models}
+        for word, text in zip(plain, self.prober.texts(plain, True), strict=True):
+            key = key_of(word)
+            if text is not None and key not in wrong and key in known and known[key].body(word, self.zero) != text:
+                wrong.add(key)
+        for key, model in known.items():
+            if key not in wrong:
+                state = self.state(key)
+                state.model, state.kept, state.stale = model, True, False
+        return len(wrong)
+
     def feed(self, words: Iterable[int], real: bool = False, mostly_valid: bool = False) -> int:
         """Probe words and add them to their keys; returns how many valid ones were new."""
         todo = sorted(set(words))
         fresh = 0
         for word, text in zip(todo, self.prober.texts(todo, mostly_valid), strict=True):
             state = self.state(key_of(word))
+            if state.kept:
+                continue
             known = len(state.samples.words)
             try:
                 state.samples.add(word, text)
@@ -122,7 +140,7 @@ class Learner:
         words = []
         for key in sorted(self.states if keys is None else keys):
             samples = self.states[key].samples
-            for seed in self.seeds(samples, limit):
+            for seed in self.seeds(samples, limit if samples.real else limit // 3):
                 samples.flipped.add(seed)
                 words += [seed ^ 1 << bit for bit in PROBED_BITS]
         self.feed(words)
@@ -133,7 +151,7 @@ class Learner:
         self.log(f"flips done, {self.prober.count} asked")
         self.fit()
         self.log("first fit")
-        found = self.sweep(SWEEP, SWEEP // 6)
+        found = self.sweep(SWEEP, SWEEP // 10)
         self.flips(24)
         self.fit()
         self.log(f"sweep: {found} new words; {self.prober.count} asked")
@@ -150,14 +168,14 @@ class Learner:
         self.mark_relative()
         self.note_shapes(words)
         note_reuse(self.models(), self.prober)
+        note_sensitive(self.models(), self.prober)
 
     def word_of(self, text: str) -> int:
         """A sampled word with exactly this text."""
-        for state in self.states.values():
-            for word in state.samples.words:
-                if self.prober.cache.get(word) == text:
-                    return word
-        raise LookupError(text)
+        words = [word for word, answer in self.prober.cache.items() if answer == text and probing_word(word) == word]
+        if not words:
+            raise LookupError(text)
+        return min(words)
 
     def models(self) -> list[Key]:
         """The keys that have at least one form."""
@@ -233,8 +251,8 @@ class Learner:
         """Guess texts of mutated words, check them; returns (checked, wrong, unknown) over valid words."""
         words: set[int] = set()
         for _, state in sorted(self.states.items()):
-            if state.model is not None:
-                words |= set(self._mutations(state, per_key))
+            if state.model is not None and not state.kept:
+                words |= set(self._mutations(state, per_key if state.samples.real else per_key // 3))
                 words |= set(self._enumerations(state, enumerate_bits))
         todo = sorted(w for w in words if w not in self.prober.cache)
         checked = wrong = unknown = 0
@@ -346,7 +364,9 @@ class Learner:
         """Give every form the compiler words of its shapes (all hidden bits seen), and probes where there are none."""
         for state in self.states.values():
             for form in state.model.forms if state.model else ():
-                form.shapes, form.probes = [], []
+                form.shapes = []
+                if not state.kept:
+                    form.probes = []
         kept: dict[tuple[int, int], dict[tuple[object, ...], int]] = defaultdict(dict)
         for word in sorted({probing_word(w) for w in real}):
             state = self.state(key_of(word))
@@ -377,7 +397,7 @@ class Learner:
     def note_guards(self) -> None:
         """Learn which predicate file guards each key."""
         words = {key: min(state.samples.real or state.samples.index) & ~GUARD
-                 for key, state in self.states.items() if state.model is not None}
+                 for key, state in self.states.items() if state.model is not None and not state.kept}
         asked = sorted(words.values())
         text = dict(zip(asked, self.prober.texts(asked), strict=True))
         for key, word in words.items():
@@ -388,7 +408,7 @@ class Learner:
     def mark_relative(self) -> None:
         """Note which keys print a pc-relative target."""
         for state in self.states.values():
-            if state.model is None:
+            if state.model is None or state.kept:
                 continue
             with_target: list[set[str]] = []
             without: list[set[str]] = []
@@ -430,6 +450,31 @@ def note_reuse(models: Iterable[Key], prober: Prober) -> None:
         for form in model.forms:
             marks = tuple(low.pop() if len(low := set(found[id(form), bit])) == 1 else -1 for bit in range(4))
             form.reuse = marks if max(marks) >= 0 else ()
+
+
+def note_sensitive(models: Iterable[Key], prober: Prober) -> None:
+    """Note the bits of each key that matter: flipped alone they change the text or leave no instruction.
+
+    Such a bit must not be filled in from words with other modifiers: it may belong to a modifier of two bits of which
+    the trees saw only one.
+    """
+    seeds: dict[int, list[int]] = {}
+    for model in models:
+        words = []
+        for form in model.forms:
+            kept = form.shapes or form.probes
+            words += kept[::max(1, len(kept) // 3)][:3]
+        seeds[model.key] = [probing_word(w) for w in words]
+    flips = [0, *(1 << b for b in PROBED_BITS)]
+    asked = sorted({w ^ flip for words in seeds.values() for w in words for flip in flips})
+    text = dict(zip(asked, prober.texts(asked), strict=True))
+    for model in models:
+        mask = 0
+        for word in seeds[model.key]:
+            for bit in PROBED_BITS:
+                if text[word ^ 1 << bit] != text[word]:
+                    mask |= 1 << bit
+        model.extra["sensitive"] = f"{mask:x}"
 
 
 def _features(parts: Cut) -> set[object]:

@@ -38,6 +38,22 @@ _STORE = {"r": "st.global.u32 [%l1],{0};", "f": "st.global.f32 [%l1],{0};", "l":
           "p": "selp.u32 %r79,1,%r0,{0}; st.global.u32 [%l1],%r79;", "": ""}
 
 
+# The same statements with operands from the parameters live in uniform registers: all of them, or every second one.
+_UNIFORM = {name: f"ld.param.{kind} {name},[p+{24 + 8 * n}];" for n, (name, kind) in enumerate((
+    ("%r2", "u32"), ("%r3", "u32"), ("%r4", "u32"), ("%r5", "u32"), ("%f0", "f32"), ("%f1", "f32"), ("%f2", "f32"),
+    ("%d0", "f64"), ("%d1", "f64"), ("%d2", "f64"), ("%l2", "u64"), ("%l3", "u64"), ("%h0", "u16"), ("%h1", "u16"),
+    ("%h2", "u16")))}
+_ODD = ("%r3", "%r5", "%f1", "%d1", "%l3", "%h1")
+_EVEN = ("%r2", "%r4", "%f0", "%f2", "%d0", "%d2", "%l2", "%h0", "%h2")
+
+
+def _uniform(kernel: str, names: Sequence[str]) -> str:
+    """``kernel`` with the registers ``names`` loaded from parameters."""
+    for name in names:
+        kernel = re.sub(rf"ld\.global\.\w+ {name},\[%l0[^]]*\];", _UNIFORM[name], kernel, count=1)
+    return kernel
+
+
 def _kernel(name: str, body: str, outputs: Sequence[str]) -> str:
     stores = []
     for n, output in enumerate(outputs):
@@ -128,6 +144,14 @@ def _memory() -> Iterator[tuple[str, tuple[str, ...]]]:
                                                         "discard.{}L2")):
         text = op.format(f"{space}." if space else "")
         yield f"{text} [%l0]{', 128' if text[0] in 'ad' else ''};", ()
+    for kind, register in (("u8", "%h10"), ("u32", "%r10"), ("u64", "%l10"), ("f32", "%f10")):
+        for offset in ("", "+8"):  # a parameter as address of local and shared memory: a uniform register
+            yield f"ld.param.u64 %l6,[p+200]; ld.local.{kind} {register},[%l6{offset}];", (register,)
+            yield f"ld.param.u64 %l6,[p+200]; st.local.{kind} [%l6{offset}],{register.replace('10', '2')};", ()
+            yield f"ld.param.u32 %r6,[p+200]; ld.shared.{kind} {register},[%r6{offset}];", (register,)
+            yield f"ld.param.u32 %r6,[p+200]; st.shared.{kind} [%r6{offset}],{register.replace('10', '2')};", ()
+    yield "ld.param.u64 %l6,[p+200]; ld.local.v2.u64 {%l10,%l11},[%l6+16];", ("%l10", "%l11")
+    yield "ld.param.u64 %l6,[p+200]; ld.local.v4.u32 {%r10,%r11,%r12,%r13},[%l6+16];", ("%r10", "%r13")
     yield "prefetchu.L1 [%l0];", ()
     for policy in ("L2::evict_first", "L2::evict_last", "L2::evict_normal", "L2::evict_unchanged"):
         yield (f"createpolicy.fractional.{policy}.b64 %l5,0.5; ld.global.L2::cache_hint.u32 %r10,[%l0],%l5;", ("%r10",))
@@ -299,6 +323,8 @@ def _floating() -> Iterator[tuple[str, tuple[str, ...]]]:
             yield f"neg.f32 %f20,%f1; neg.f32 %f21,%f2; fma{rnd}{ftz}{sat}.f32 %f10,%f0,%f20,%f21;", ("%f10",)
             if not sat:
                 yield f"div{rnd}{ftz}.f32 %f10,%f0,%f1;", ("%f10",)
+                yield f"div{rnd}{ftz}.f32 %f10,%f0,0f40400000;", ("%f10",)
+                yield f"div{rnd}{ftz}.f32 %f10,0f3F800000,%f0;", ("%f10",)
                 yield f"sqrt{rnd}{ftz}.f32 %f10,%f0;", ("%f10",)
                 yield f"rcp{rnd}{ftz}.f32 %f10,%f0;", ("%f10",)
     for rnd in (".rn", ".rz", ".rm", ".rp"):
@@ -342,7 +368,10 @@ def _floating() -> Iterator[tuple[str, tuple[str, ...]]]:
                 yield f"setp.{cmp}{ftz}.f32 %p2,%f0,{right};", ("%p2",)
             for combine in ("and", "or", "xor"):
                 yield f"setp.{cmp}.{combine}{ftz}.f32 %p2|%p3,%f0,%f1,!%p0;", ("%p2", "%p3")
-            yield f"set.{cmp}{ftz}.f32.f32 %f10,%f0,%f1;", ("%f10",)
+            for right in ("%f1", "0f3F800000"):
+                yield f"set.{cmp}{ftz}.f32.f32 %f10,%f0,{right};", ("%f10",)
+                yield f"abs.f32 %f20,%f0; set.{cmp}.and{ftz}.f32.f32 %f10,%f20,{right},%p0;", ("%f10",)
+                yield f"abs.f32 %f20,%f0; setp.{cmp}{ftz}.f32 %p2,%f20,{right}; selp.f32 %f10,0f3F800000,0f00000000,%p2;", ("%f10",)
             yield f"set.{cmp}{ftz}.u32.f32 %r10,%f0,%f1;", ("%r10",)
         yield f"setp.{cmp}.f64 %p2,%d0,%d1;", ("%p2",)
         yield f"setp.{cmp}.and.f64 %p2|%p3,%d0,0d3FF8000000000000,%p0;", ("%p2", "%p3")
@@ -733,12 +762,16 @@ def own_words(arch: str, workers: int = 1) -> set[int]:
     ptxas = shutil.which("ptxas")
     if ptxas is None:
         raise ToolError("ptxas-missing", "own sources need ptxas, which is not in PATH", "install the CUDA toolkit")
-    kernels = []
+    kernels: list[str] = []
     seen: set[str] = set()
+    uniform = {body for make in (_integer, _floating, _half, _convert, _warp, _barriers) for body, _ in make()}
     for body, outputs in statements():
         if body not in seen:
             seen.add(body)
             kernels.append(_kernel(f"k{len(kernels)}", body, outputs))
+            if body in uniform:
+                for names in (_ODD, _EVEN, tuple(_UNIFORM)):
+                    kernels.append(_uniform(_kernel(f"k{len(kernels)}", body, outputs), names))
     words: set[int] = set()
     with tempfile.TemporaryDirectory(prefix="gwatch-isa-") as name, ThreadPoolExecutor(workers) as pool:
         folder = Path(name)

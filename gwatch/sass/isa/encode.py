@@ -44,6 +44,7 @@ class Encoder:
         self.zero = zero
         self._plans: dict[tuple[tuple[str, ...], str, tuple[str, ...]], list[Plan]] = {}
         self._names: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        self._modifiers: dict[int, int] = {}
         self._masks: dict[int, list[tuple[int, int]]] = {}
         self._shapes: dict[int, dict[tuple[tuple[str, ...], tuple[str, ...]], list[int]]] = {}
 
@@ -282,10 +283,13 @@ class Encoder:
         """What compiler words have in the ``hidden`` bits."""
         known = 0
         bits = 0
-        for pool in self._pools(key, form, cut):
+        sensitive = self._modifier_bits(key)
+        for number, pool in enumerate(self._pools(key, form, cut)):
             ones = zeros = 0
+            # Bits of modifiers are believed only from words with the very same modifiers.
+            trusted = hidden & ~known & ~(sensitive if number else 0)
             for word, determined in pool:
-                free = hidden & ~known & ~determined
+                free = trusted & ~determined
                 ones |= word & free
                 zeros |= ~word & free
             if ones & zeros:
@@ -300,6 +304,19 @@ class Encoder:
         missing = [b for b in range(128) if (hidden & ~known) >> b & 1]
         raise EncodeError("encode-ambiguous", f"{'.'.join(cut.opcode)} {cut.skeleton} is in no compiler word, and no "
                           f"similar one shows bits {missing}", "give the whole word")
+
+    def _modifier_bits(self, key: Key) -> int:
+        """Bits that matter to ``key`` and are no operand's (nor an operand's sign or negation) in any of its forms."""
+        mask = self._modifiers.get(key.key)
+        if mask is None:
+            mask = int(key.extra.get("sensitive", "0"), 16)
+            for form in key.forms:
+                for value in form.values:
+                    mask &= ~value.mask
+                for choice in form.attachments:
+                    mask &= ~tree.tested_bits(choice.node)
+            self._modifiers[key.key] = mask
+        return mask
 
     def _pools(self, key: Key, form: Form, cut: Cut) -> Iterator[list[tuple[int, int]]]:
         """(word, bits it determines) of compiler words: same form and modifiers, form, opcode, mnemonic."""
