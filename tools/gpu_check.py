@@ -46,7 +46,7 @@ def main() -> int:
 
     process.SOAK_SECONDS = args.soak
     rows = []
-    for entry in CHECKS:
+    for entry in sorted(CHECKS, key=lambda entry: entry.name.startswith("soak")):
         title = f"{entry.group}/{entry.name}"
         if not re.search(args.only, title) or (entry.name == "soak_many_threads" and not args.soak):
             continue

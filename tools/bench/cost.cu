@@ -57,7 +57,7 @@ struct warp_level {
 };
 
 // The measured loop; spans[warp] is its first and last cycle and the SM, by the warp's own clock.
-template <class Recorder>
+template <class Recorder, int UNROLL = 64>
 __device__ __forceinline__ void chain(float *out, longlong4 *spans, uint2 *ring, int iterations, float x)
 {
     Recorder recorder(ring);
@@ -66,7 +66,7 @@ __device__ __forceinline__ void chain(float *out, longlong4 *spans, uint2 *ring,
 #pragma unroll 1
     for (int i = 0; i < iterations; ++i) {
         recorder.record(i);
-#pragma unroll
+#pragma unroll UNROLL
         for (int k = 0; k < 64; ++k)
             sum = fmaf(sum, x, 1.0f);
     }
@@ -82,6 +82,13 @@ extern "C" {
 __global__ void __launch_bounds__(1024) chain_plain(float *out, longlong4 *spans, uint2 *ring, int iterations, float x)
 {
     chain<none>(out, spans, ring, iterations, x);
+}
+
+// The same chain in a loop of its own, eight FMAs a trip: the issue slots are not all taken.
+__global__ void __launch_bounds__(1024)
+    chain_rolled(float *out, longlong4 *spans, uint2 *ring, int iterations, float x)
+{
+    chain<none, 8>(out, spans, ring, iterations, x);
 }
 
 __global__ void __launch_bounds__(1024)

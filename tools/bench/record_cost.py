@@ -34,6 +34,8 @@ from gwatch.sass.arch import occupancy  # noqa: E402
 
 SHAPES = {"1 warp": (1, 32), "132 x 128": (132, 128), "132 x 1024": (132, 1024), "264 x 1024": (264, 1024)}
 TRIPS = 256
+# 64 dependent FMAs, in a loop of eight trips and unrolled (then every issue slot is taken); eight chains side by side.
+LOOPS = ("chain_rolled", "chain_plain", "issue_bound")
 HAND_WRITTEN = ("thread_major", "slot_major", "warp_level")
 # name -> (clock, warp level, value register wanted, depth)
 SITES = {
@@ -107,7 +109,7 @@ def chain(path: Path, rounds: int) -> list[dict[str, Any]]:
     cubin = Cubin.from_file(path)
     rows: list[dict[str, Any]] = []
     ring = cupy.zeros(264 * 1024 * 32 * 2, cupy.uint32)
-    for kernel in ("chain_plain", "issue_bound"):
+    for kernel in LOOPS:
         head = loop_head(cubin, kernel)
         plans = {}
         for name, (clock, warp, value) in SITES.items():
@@ -236,7 +238,7 @@ def main() -> int:
 
 def print_loops(rows: list[dict[str, Any]]) -> None:
     """The cycles per record, a line a recorder, a column a shape."""
-    for kernel in ("chain_plain", "issue_bound"):
+    for kernel in LOOPS:
         mine = [row for row in rows if row["loop"] == kernel and "shape" in row]
         bases = {row["shape"]: row["base"] for row in mine}
         trips = ", ".join(f"{shape} {base:.0f}" for shape, base in bases.items())

@@ -113,9 +113,8 @@ def matmul_kernel(a_ptr, b_ptr, c_ptr, size, BLOCK: tl.constexpr, DEPTH: tl.cons
     tl.store(c_ptr + row[:, None] * size + column[None, :], total)
 
 
-@check("triton")
-def triton_add() -> Facts:
-    n = 100_003
+def triton_sum(n: int) -> Callable[[], torch.Tensor]:
+    """A Triton sum of two vectors, as a function to trace."""
     x, y = (torch.randn(n, device="cuda") for _ in range(2))
     out = torch.empty_like(x)
 
@@ -124,7 +123,12 @@ def triton_add() -> Facts:
         torch.cuda.synchronize()
         return out
 
-    return _in_place(run, "add_kernel")
+    return run
+
+
+@check("triton")
+def triton_add() -> Facts:
+    return _in_place(triton_sum(100_003), "add_kernel")
 
 
 def triton_matmul(size: int) -> Callable[[], torch.Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import re
 import subprocess
@@ -16,7 +17,7 @@ import numpy as np
 import torch
 
 import gwatch.libpygwatch as pygwatch
-from gpu_checks.frameworks import triton_matmul
+from gpu_checks.frameworks import triton_sum
 from gpu_checks.matmul import SIZE, TILE, Product, loop_index
 from gpu_checks.support import MATMUL, PROGRAM, ROOT, Facts, check, same, trace
 from gpu_checks.values import Trips, loop_counter
@@ -226,20 +227,28 @@ def soak_many_threads() -> Facts:
         sum(range(200_000))
         counts["spins"] += 1
 
-    product, multiply = Product(), triton_matmul(512)
-    plain = product().get()
+    work, multiply = Trips(), triton_sum(100_003)
+    site = PROGRAM.find("trips_kernel", r"LDG", "load")[0][0]
+    visits = int(work.trips.get().sum())
+    expected = work.expected()
     workers = [guard(train), guard(train), guard(load), guard(hold), guard(lambda: (multiply(), None))]
-    for worker in workers:
-        worker.start()
-    end = time.monotonic() + SOAK_SECONDS
-    while time.monotonic() < end and not stop.is_set():
-        records = trace(product, "matmul", [SassTraceSite(loop_index())])["records"]
-        assert len(records) == SIZE * SIZE * (SIZE // TILE)
-        same("output beside other threads", plain, product.c.get())
-        counts["traces"] += 1
-    stop.set()
-    for worker in workers:
-        worker.join(60)
-        assert not worker.is_alive(), "a thread never came back: deadlock"
+    # A deadlock shows every thread's stack instead of hanging silently.
+    faulthandler.dump_traceback_later(SOAK_SECONDS + 90, exit=True)
+    try:
+        for worker in workers:
+            worker.start()
+        end = time.monotonic() + SOAK_SECONDS
+        while time.monotonic() < end and not stop.is_set():
+            result = trace(work, "trips_kernel", [SassTraceSite(site)], sass_per_thread_records=64)
+            assert len(result["records"]) == visits and result["dropped"] == 0
+            same("output beside other threads", expected, work.out.get())
+            counts["traces"] += 1
+        stop.set()
+        for worker in workers:
+            worker.join(60)
+            assert not worker.is_alive(), "a thread never came back: deadlock"
+    finally:
+        stop.set()
+        faulthandler.cancel_dump_traceback_later()
     assert not failures, failures
     return dict(counts, seconds=SOAK_SECONDS, cpus=os.cpu_count())

@@ -88,6 +88,7 @@ def trace(path: Path, sites: list[SassTraceSite], clock: str, size: int) -> Trac
             instrumentation_tier="sass",
             sass_trace_sites=sites,
             clock_type=clock,
+            sass_per_thread_records=len(sites) * size // TILE,
             outputs=[c],
         )
     if not np.allclose(c, a @ b, atol=1e-2):
