@@ -198,7 +198,8 @@ def _triton_meta(decorator: ast.expr) -> dict[str, Any] | None:
 
 
 def _literal(node: ast.expr) -> Any:
-    """The value of a literal; a call (``DeviceProperties(...)``) becomes a dict of its keywords."""
+    """The value of a literal; a call becomes a dict of its keywords (``DeviceProperties(...)``) or, if it has none, its
+    only argument (``AttrsDescriptor.from_dict({...})``)."""
     if isinstance(node, ast.Dict):
         return {
             _literal(key): _literal(value)
@@ -209,6 +210,8 @@ def _literal(node: ast.expr) -> Any:
         items = [_literal(item) for item in node.elts]
         return tuple(items) if isinstance(node, ast.Tuple) else items
     if isinstance(node, ast.Call):
+        if len(node.args) == 1 and not node.keywords:
+            return _literal(node.args[0])
         return {word.arg: _literal(word.value) for word in node.keywords if word.arg}
     try:
         return ast.literal_eval(node)
@@ -218,12 +221,16 @@ def _literal(node: ast.expr) -> Any:
 
 def _aligned(configs: Any, names: list[str]) -> dict[str, int]:
     """Argument name -> promised divisibility. Keys of a configuration are positions, as ``(0,)`` or ``0``; older
-    ones list the positions that are divisible by 16."""
+    ones list the positions that are divisible by 16 (``divisible_by_16``, or ``tt.divisibility`` of
+    ``arg_properties``)."""
     out: dict[str, int] = {}
     for config in configs if isinstance(configs, list) else []:
         if not isinstance(config, dict):
             continue
+        properties = config.get("arg_properties")
         listed = config.get("divisible_by_16")
+        if isinstance(properties, dict):
+            listed = properties.get("tt.divisibility")
         for position in listed if isinstance(listed, tuple | list) else ():
             if isinstance(position, int) and position < len(names):
                 out[names[position]] = 16

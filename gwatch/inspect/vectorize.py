@@ -151,6 +151,10 @@ class _Places:
         base = bank.words[1] & 0xFFFF if bank is not None and len(bank.words) == 2 else 0
         self.parameters = nvinfo.parameters(records)
         self.arguments = _arguments(kernel.name, [p.size for p in self.parameters], description)
+        count = len(self.arguments)
+        self.structures = [
+            (base + p.offset, p.size, p.ordinal) for p in self.parameters if p.size > 8 and p.ordinal < count
+        ]
         self.ordinal = {
             base + p.offset + at: p.ordinal for p in self.parameters for at in range(0, p.size, 4)
         }
@@ -235,7 +239,26 @@ class _Places:
         """Ordinal of the pointer that the address is counted from; None when there is none, or more than one."""
         found = {self.ordinal[c] for c in address.base if c in self.ordinal}
         pointers = [n for n in found if n < len(self.arguments) and self.arguments[n].is_pointer]
+        if not pointers:
+            return self._member(address)
         return pointers[0] if len(pointers) == 1 else None
+
+    def _member(self, address: Value) -> int | None:
+        """Index of a pointer inside a structure passed by value, made an argument of its own ("argument 0+0x18"); None
+        unless exactly one 8-byte member is counted from."""
+        places = set()
+        for constant in address.base:
+            for start, size, ordinal in self.structures:
+                if start <= constant < start + size:
+                    places.add((ordinal, (constant - start) // 8 * 8))
+        if len(places) != 1:
+            return None
+        ordinal, offset = places.pop()
+        name = f"{self.arguments[ordinal].name}+{offset:#x}"
+        known = [index for index, argument in enumerate(self.arguments) if argument.name == name]
+        if not known:
+            self.arguments.append(Argument(name, "*", None))
+        return known[0] if known else len(self.arguments) - 1
 
 
 def _arguments(name: str, sizes: list[int], description: TritonKernel | None) -> list[Argument]:

@@ -153,9 +153,17 @@ def test_a_wrapper_that_is_no_python_describes_nothing() -> None:
     assert kernels.kernels == []
 
 
-def test_older_alignment_spelling() -> None:
+@pytest.mark.parametrize(
+    "spelling",
+    [
+        "{'divisible_by_16': (0, 2), 'equal_to_1': ()}",
+        "AttrsDescriptor(divisible_by_16=(0, 2), equal_to_1=())",
+        "AttrsDescriptor.from_dict({'arg_properties': {'tt.divisibility': (0, 2), 'tt.equal_to': ()}, 'cls': 'x'})",
+    ],
+)
+def test_older_alignment_spellings(spelling: str) -> None:
     kernels = TritonKernels()
-    old = WRAPPER.replace(DIVISIBLE, "{'divisible_by_16': (0, 2), 'equal_to_1': ()}")
+    old = WRAPPER.replace(DIVISIBLE, spelling)
     assert old != WRAPPER
     kernels.add(Text("w.cpp", old))
     (kernel,) = kernels.kernels
@@ -178,3 +186,27 @@ def test_a_bare_cubin_uses_the_types_of_its_signature() -> None:
     found = vectorization(view, kernel)
     assert [(a.name, a.type) for a in found.arguments] == [("argument 0", "*float"), ("argument 1", "float")]
     assert {a.argument for a in found.accesses} == {"argument 0"}
+
+
+def test_a_pointer_inside_a_structure_is_named_by_its_place(corpus_sm90: list[Path]) -> None:
+    path = next(p for p in corpus_sm90 if "38d1a903907e" in p.name)
+    view = CubinView.of(path.read_bytes())
+    found = vectorization(view, view.kernels[0]).accesses
+    named = [access.argument for access in found if access.argument]
+    assert len(named) > len(found) // 2
+    assert all(name.startswith("argument 0+0x") for name in named)
+
+
+def test_an_inductor_cache_is_described_by_its_python_file(tmp_path: Path) -> None:
+    module = WRAPPER[WRAPPER.index("async_compile.triton(") : WRAPPER.index("device_str='cuda')")]
+    source = module.replace("\n    ", "\n")
+    (tmp_path / "ab").mkdir()
+    (tmp_path / "ab" / "cabc.py").write_text(f"copy_kernel_0 = {source}device_str='cuda')\n")
+    (tmp_path / "triton").mkdir()
+    (tmp_path / "triton" / "copy_kernel.cubin").write_bytes(COPY_CUBIN)
+    (image,) = inspect([tmp_path], LOOK).images
+    found = image.kernels[0].vectorization
+    assert found is not None
+    assert found.described
+    assert found.accesses[0].line is not None
+    assert found.accesses[0].line[2] == "tl.store(o + off, tl.load(i + off, mask=m), mask=m)"
