@@ -418,3 +418,27 @@ def test_tiny_traces_make_pages_without_errors(browser, tmp_path, events):
         browser.drag(box["left"] + 200, box["top"] + 30, box["left"] + 500, box["top"] + 60)
         assert browser.text(".state").startswith("1 row ")
     assert browser.problems == []
+
+
+@needs_browser
+def test_a_click_holds_a_site_until_the_next(browser, tmp_path):
+    browser.open(page(tmp_path, specialised(blocks=8)))
+    before = counted(browser)
+    row = "document.querySelector('tr[data-site=\"2\"]')"
+    browser.ask(f"{row}.dispatchEvent(new PointerEvent('pointerenter')), {row}.click(), "
+                f"{row}.dispatchEvent(new PointerEvent('pointerleave'))")
+    browser.frame()
+    held = counted(browser)
+    assert held["1"] == before["1"] and held["0"] < before["0"] / 10
+    assert browser.ask("[...document.querySelectorAll('tr.held')].map((r) => r.dataset.site)") == ["2"]
+    browser.ask(f"{row}.focus()")
+    browser.key("Enter")
+    assert counted(browser) == before and browser.ask("document.querySelectorAll('tr.held').length") == 0
+    # Time per site: a bar as long as its share of the most time that begins anywhere.
+    shares = browser.ask("[...document.querySelectorAll('tr[data-site]')].map((r) => "
+                         "[r.dataset.site, parseFloat(r.style.getPropertyValue('--share'))])")
+    run = run_of(specialised(blocks=8), REGIONS, ROLES)
+    total = {s["scope_label"]: s["total"] for s in run.analysis["scope_stats"]}
+    expected = {str(enter): round(100 * total[label] / max(total.values()), 1) for enter, _, label in REGIONS}
+    assert shares == [[str(k), expected.get(str(k), 0)] for k in range(6)]
+    assert browser.problems == []

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from gwatch.common.format.boxes import box_strips
 from gwatch.common.format.findings import findings
+from gwatch.common.format.histograms import histograms
 from gwatch.common.format.payload import payload
 from gwatch.common.format.run import Run, plain
 from gwatch.common.format.text import duration, locator
@@ -95,9 +96,10 @@ def _run(run: Run, number: int, hidden: bool) -> Iterator[str]:
     yield _findings(run)
     yield _panel(run)
     yield '<div class="columns">\n'
+    yield _sites(run, a)
     boxes = box_strips(a["scope_stats"], run.roles, run.labels, run.unit)
     yield _card("How long one run of each region takes", boxes, "wide")
-    yield _sites(run, a)
+    yield _card("How often it takes how long", histograms(run, a["scope_stats"]), "wide")
     yield _scopes(run, a)
     yield _regions(run, a)
     yield _pipeline(run, a)
@@ -198,18 +200,35 @@ def _scopes(run: Run, a: Mapping[str, Any]) -> str:
 
 
 def _sites(run: Run, a: Mapping[str, Any]) -> str:
+    """Sites in code order: source line, SASS, and the time that regions beginning there take."""
     known = {int(site.get("site_id", i)): site for i, site in enumerate(run.sites)}
+    length = run.intervals.end - run.intervals.start
+    taken = {r: int(length[run.intervals.region == i].sum()) for i, r in enumerate(run.regions)}
+    most = max(taken.values(), default=0)
+    stats = sorted(a["site_stats"], key=lambda s: (int(known.get(s["site_id"], {}).get("index", s["site_id"])),
+                                                   s["site_id"]))
     rows, marks = [], []
-    for s in a["site_stats"]:
-        site = known.get(s["site_id"], {})
-        rows.append((s["site_id"], source_line(site), str(site.get("instruction", "")).strip(),
-                     f"{s['count']:,}", f"{s['records_per_row']:.1f}", duration(s["repeat_min"], run.unit),
-                     duration(s["repeat_mean"], run.unit), duration(s["repeat_max"], run.unit)))
-        marks.append(f' data-site="{s["site_id"]}"')
+    for s in stats:
+        number = int(s["site_id"])
+        site = known.get(number, {})
+        begins = [r for r in run.regions if r.enter == number]
+        ends = [r.label for r in run.regions if r.leave == number]
+        total = sum(taken[r] for r in begins)
+        what = ", ".join([*(f"begins {label}" for label in dict.fromkeys(r.label for r in begins)),
+                          *(f"ends {label}" for label in dict.fromkeys(ends))])
+        rows.append((number, source_line(site), str(site.get("instruction", "")).strip(), what,
+                     duration(total, run.unit) if begins else "", f"{s['count']:,}", f"{s['records_per_row']:.1f}",
+                     duration(s["repeat_min"], run.unit), duration(s["repeat_mean"], run.unit),
+                     duration(s["repeat_max"], run.unit)))
+        share = f"{100 * total / most:.1f}" if begins and most else "0"
+        marks.append(f' data-site="{number}" tabindex="0" style="--share:{share}%"')
     if not rows:
         return ""
-    head = ["site", "source", "instruction", "records", "per row", "repeat min", "mean", "max"]
-    return _card("Per-site records", _table(head, rows, (0, 1, 2), marks, (1, 2)), "wide")
+    head = ["site", "source", "instruction", "region", "time from here", "records", "per row", "repeat min", "mean",
+            "max"]
+    return _card("Per-site records, in code order",
+                 _table(head, rows, (0, 1, 2, 3), marks, (1, 2)) + '<p class="hint">A click holds a site: its '
+                 "intervals stand out above. Pointing at an interval marks its two sites here.</p>", "wide sites")
 
 
 def _regions(run: Run, a: Mapping[str, Any]) -> str:

@@ -55,12 +55,26 @@ class Panel extends Timeline {
     this.over.addEventListener("pointermove", jump);
   }
 
-  // A site in the table and its intervals in the picture point at each other.
+  // A site in the table and its intervals in the picture point at each other; a click holds the site.
   linkSites() {
-    for (const row of this.root.querySelectorAll("tr[data-site]")) {
-      const focus = (site) => () => { this.focus = site; this.draw(); };
-      row.addEventListener("pointerenter", focus(+row.dataset.site));
-      row.addEventListener("pointerleave", focus(null));
+    const rows = [...this.root.querySelectorAll("tr[data-site]")];
+    let held = null;
+    for (const row of rows) {
+      const site = +row.dataset.site;
+      const focus = (value) => { this.focus = value; this.draw(); };
+      const hold = () => {
+        held = held === site ? null : site;
+        for (const other of rows) other.classList.toggle("held", +other.dataset.site === held);
+        focus(held);
+      };
+      row.addEventListener("pointerenter", () => focus(site));
+      row.addEventListener("pointerleave", () => focus(held));
+      row.addEventListener("click", hold);
+      row.addEventListener("keydown", (event) => {
+        if (event.key !== "Enter" && event.key !== " ") return;
+        event.preventDefault();
+        hold();
+      });
     }
   }
 
