@@ -49,6 +49,8 @@ SINGLE_IMPORTER = {
     "cupy",
     "triton",
     "cutlass",
+    "pydemumble",
+    "distributed",
 }
 
 

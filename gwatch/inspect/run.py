@@ -128,10 +128,14 @@ class _Task:
         assert self.future is not None
         try:
             return self.future.result()
-        except BrokenExecutor as error:
-            raise ToolError(
-                "worker-died", "a worker process ended before it answered", "out of memory? use fewer --jobs"
-            ) from error
+        except Exception as error:
+            if isinstance(error, BrokenExecutor) or type(error).__module__.startswith("distributed."):
+                raise ToolError(
+                    "worker-died",
+                    f"a worker ended before it answered ({type(error).__name__})",
+                    "out of memory? use fewer --jobs",
+                ) from error
+            raise
 
 
 def inspect(

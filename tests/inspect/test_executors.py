@@ -6,6 +6,8 @@ import os
 import signal
 import threading
 import time
+from concurrent.futures import Executor, Future
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import distributed
@@ -28,6 +30,20 @@ def test_specs_and_addresses_are_checked() -> None:
         pass
     with pytest.raises(ToolError, match="dask-unreachable"), open_executor(1, "dask:nonsense://x"):
         pass
+
+
+class _Dying(Executor):
+    """Workers that die at every task."""
+
+    def submit(self, *_: object, **__: object) -> Future[object]:  # type: ignore[override]
+        future: Future[object] = Future()
+        future.set_exception(BrokenProcessPool("a process in the process pool was terminated abruptly"))
+        return future
+
+
+def test_workers_that_keep_dying_are_an_error_by_name() -> None:
+    with pytest.raises(ToolError, match=r"\[worker-died\]"):
+        inspect([FIXTURES / "vector_copy.cubin"], executor=_Dying(), workers=2)
 
 
 def test_a_worker_killed_in_the_middle_loses_nothing(tmp_path: Path) -> None:
