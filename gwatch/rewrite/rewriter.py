@@ -278,7 +278,9 @@ class Rewriter:
 
     def _check_state(self, kept: frozenset[Key]) -> None:
         if any(file == "R" for file, _ in kept):
-            self.surroundings.refuse_unknown_callees()
+            self.surroundings.refuse_unknown_callees(
+                [item.index for item in self._insertions if item.index >= 0 and item.snippet.state]
+            )
 
 
 class _Build:

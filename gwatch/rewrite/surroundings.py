@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from gwatch.cuda.binary.elf import SHF_ALLOC, STT_FUNC
 from gwatch.errors import UnsupportedError
@@ -33,6 +35,7 @@ class Surroundings:
     def __init__(self, cubin: Cubin, kernel: KernelDef, isa: Isa) -> None:
         self.cubin, self.kernel, self.isa = cubin, kernel, isa
         self.view = CodeView(isa, kernel.words)
+        self._afterwards: dict[int, npt.NDArray[np.bool_]] = {}
 
     @cached_property
     def cfg(self) -> Cfg:
@@ -223,11 +226,12 @@ class Surroundings:
                         "relocation, so an untouched copy of the kernel can't be kept beside it",
                     )
 
-    def refuse_unknown_callees(self) -> None:
-        """Raise UnsupportedError ``[callee-unknown]`` when code outside the cubin may run between sites and
-        come back: nobody can say which registers it uses.
+    def refuse_unknown_callees(self, sites: Iterable[int]) -> None:
+        """Raise UnsupportedError ``[callee-unknown]`` when code outside the cubin may run between the entry and one
+        of the instructions ``sites`` and come back: nobody can say which registers it uses.
         """
-        if not self.leaves:
+        wanted = sorted(set(sites))
+        if not self.leaves or not wanted:
             return
         elf = self.cubin.elf
         size = self.isa.arch.instruction_size
@@ -243,10 +247,23 @@ class Surroundings:
         for index in self.leaves:
             callees = {named[index]} if index in named else outside
             unknown = sorted((callees & outside) - NEVER_RETURN)
-            if unknown:
+            after = next((site for site in wanted if self._runs_after(index, site)), None) if unknown else None
+            if after is not None:
+                calls = f"calls {unknown[0]}" if index in named else f"may call {' or '.join(unknown[:4])}"
                 raise UnsupportedError(
                     "callee-unknown",
-                    f"{self.kernel.name} calls {unknown[0]} (instruction {index}), whose code isn't in the "
-                    "cubin, so no register is known to survive it",
-                    "choose a kernel without such calls",
+                    f"{self.kernel.name} {calls} (instruction {index}), whose code isn't in the "
+                    f"cubin, so no register is known to survive it up to instruction {after}",
+                    "choose sites that can't run after the call, or a kernel without such calls",
                 )
+
+    def _runs_after(self, call: int, site: int) -> bool:
+        """Whether ``site`` may run after ``call`` came back."""
+        if call not in self._afterwards:
+            reached = self.cfg.reachable(self.cfg.successors(call))
+            returns = np.flatnonzero(reached & (self.cfg.flow.kind == Flow.RETURN)).tolist()
+            if any(set(self.cfg.successors(index)) <= {index + 1} for index in returns):
+                # It returns from a function of this section whose callers aren't known: anything may follow.
+                reached = np.ones_like(reached)
+            self._afterwards[call] = reached
+        return bool(self._afterwards[call][site])

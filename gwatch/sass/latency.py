@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cache
+from statistics import median_high
 
 from gwatch._resources import resource
 from gwatch.errors import ToolError, UnsupportedError
@@ -23,6 +24,7 @@ UNSEEN = 15
 UNKNOWN = 64
 TRUST = 6
 OFTEN = 50
+MARGIN = 2
 ANY = "*"
 _NEVER = (1, UNSEEN, 0)
 _SPLIT = {"IMAD": ("WIDE", "HI"), "UIMAD": ("WIDE", "HI"), "LEA": ("HI",)}
@@ -59,8 +61,8 @@ class LatencyTable:
     def distance(self, producer: str, file: str, consumer: str, role: str) -> int:
         """Issue cycles that code made from nothing must leave.
 
-        A pair seen too rarely waits 15 or as long as the producer's slowest pair, if that is longer; a producer the
-        table doesn't know at all waits 64.
+        A pair seen too rarely waits 15, or longer behind a producer that is slow for all its consumers; a producer
+        the table doesn't know at all waits 64.
         """
         pair = (producer, file, ANY if role == "guard" else consumer, role)
         _, cycles, seen = self.pairs.get(pair, _NEVER)
@@ -100,10 +102,11 @@ class LatencyTable:
         key = (producer, file)
         if key not in self._settled:
             mine = [(minimum, seen) for pair, (minimum, _, seen) in self.pairs.items() if pair[:2] == key]
-            # A pair seen often has its minimum among what was seen; a rare one may only look slow.
+            # The middle pair: a slow unit is slow for all its consumers, while a single slow pair is a habit of
+            # some template. A rare pair may only look slow.
             often = [minimum for minimum, seen in mine if seen >= OFTEN]
-            slowest = often or [minimum for minimum, seen in mine if seen >= TRUST]
-            known = max(UNSEEN, *slowest) if slowest else UNKNOWN
+            usual = often or [minimum for minimum, seen in mine if seen >= TRUST]
+            known = max(UNSEEN, median_high(usual) + MARGIN) if usual else UNKNOWN
             self._settled[key] = max(known, self._floor(producer, file, ANY, ANY))
         return self._settled[key]
 

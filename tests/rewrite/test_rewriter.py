@@ -13,6 +13,7 @@ from records import PROLOGUE, RECORD_A, RECORD_B, named, recorder
 from gwatch.cuda.binary import Cubin
 from gwatch.errors import EncodeError, GWatchError, HazardError, KernelError, SiteError, UnsupportedError
 from gwatch.rewrite import Rewriter, Snippet
+from gwatch.rewrite.trace import SassTraceSite, plan_trace
 from gwatch.rewrite.verify import verify
 
 POINTERS = "jax_cuda13_plugin-bb4300356c24"
@@ -292,6 +293,27 @@ def test_state_does_not_survive_code_that_is_not_in_the_cubin(corpus_sm90: list[
     plain = Rewriter(cubin, kernel)
     plain.insert(100, MARK, {"number": 1})
     verify(path.read_bytes(), plain.apply())
+
+
+def test_state_is_only_needed_up_to_the_last_record(corpus_sm90: list[Path]) -> None:
+    # A failed check: vprintf (instruction 317), a trap, then the rest of the kernel.
+    path = named(corpus_sm90, "sgl_flash_mla-38d1a903907e")
+    cubin = Cubin.from_file(path)
+    around = Rewriter(cubin, next(iter(cubin.get_map_kernel_def().values()))).surroundings
+    assert around.leaves == [317]
+    after = around.cfg.reachable([318])
+    for site in (0, 100, 317, 318, 325):
+        if after[site]:
+            with pytest.raises(UnsupportedError, match=f"may call vprintf .*survive it up to instruction {site}"):
+                around.refuse_unknown_callees([site])
+        else:
+            around.refuse_unknown_callees([site])
+    assert not after[[0, 100, 317]].any() and after[[318, 325]].all()
+    with pytest.raises(UnsupportedError, match=r"\[callee-unknown\]"):
+        around.refuse_unknown_callees([100, 325])
+    sites = [SassTraceSite(100), SassTraceSite(317, warp_level=True)]
+    before = plan_trace(cubin, around.kernel.name, sites, clock="sm")
+    verify(path.read_bytes(), before.rewritten)
 
 
 def test_verify_notices_what_it_is_there_to_notice(corpus_sm90: list[Path]) -> None:
