@@ -162,7 +162,7 @@ def _write(sources: list[Path], archives: list[Path], report: Path | None) -> li
 def _list(program: Program, options: ProgramOptions, as_json: bool) -> int:
     from gwatch.cuda.program.collected import causes, process_names
     from gwatch.cuda.program.launches import table_lines
-    from gwatch.cuda.program.outcome import untimed_note
+    from gwatch.cuda.program.outcome import table_notes
 
     watched = program.watched
     if as_json:
@@ -175,11 +175,9 @@ def _list(program: Program, options: ProgramOptions, as_json: bool) -> int:
         if len(watched) > 1:
             print(f"{name}:")
         print("\n".join(table_lines(rows)))
-        note = untimed_note(rows)
-        print(
-            f"{sum(row['launches'] for row in rows)} launches of {len(rows)} kernels"
-            + (f"; {note}" if note else "")
-        )
+        print(f"{sum(row['launches'] for row in rows)} launches of {len(rows)} kernels")
+        for note in table_notes(rows):
+            print(note)
         for problem in item["problems"]:
             _say(problem)
     if not watched:
@@ -255,6 +253,7 @@ def _summary(
 def run_lines(item: dict[str, Any]) -> list[str]:
     """What is printed about one process: its traced launches, and what was left alone."""
     from gwatch.cuda.program.launches import time_text
+    from gwatch.cuda.program.selection import MOST_KERNELS
 
     lines = []
     where = "" if item["rank"] is None else f", rank {item['rank']}"
@@ -291,6 +290,6 @@ def run_lines(item: dict[str, Any]) -> list[str]:
         )
     if item["over_limit"]:
         lines.append(
-            f"left alone  {len(item['over_limit'])} kernels beyond the first 24: name one with --kernel"
+            f"left alone  {len(item['over_limit'])} kernels beyond the first {MOST_KERNELS}: name one with --kernel"
         )
     return lines

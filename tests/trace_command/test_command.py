@@ -13,9 +13,10 @@ import pytest
 from gwatch.cli.main import run_command
 from gwatch.cli.trace import run_lines
 from gwatch.cuda.program.collected import Program, causes, outputs_of, process_names, refuse_existing
-from gwatch.cuda.program.launches import table_lines, time_text
+from gwatch.cuda.program.launches import KernelRow, table_lines, time_text
 from gwatch.cuda.program.names import demangled
 from gwatch.cuda.program.options import ProgramOptions
+from gwatch.cuda.program.outcome import table_notes
 from gwatch.cuda.program.target import BOOTSTRAP, command_of, environment
 from gwatch.errors import KernelError, TraceError, UnsupportedError
 
@@ -181,6 +182,7 @@ def row(**changes: Any) -> dict[str, Any]:
         "captured": 0,
         "timed": 4,
         "total_ns": 12_345.0,
+        "estimated_ns": 12_345.0,
         "shapes": [{"grid": [2, 3, 1], "block": [128, 1, 1], "cluster": None, "shared": 0, "launches": 4}],
         "traceable": "yes",
     }
@@ -214,11 +216,26 @@ def test_every_empty_trace_has_a_named_cause(processes: list[dict[str, Any]], co
 
 def test_the_table_puts_the_longest_kernel_first() -> None:
     lines = table_lines(
-        [row(), row(kernel="big", demangled="big", total_ns=5e6, traceable="[arch-untested]")]
+        [row(), row(kernel="big", demangled="big", estimated_ns=5e6, traceable="[arch-untested]")]
     )
     assert lines[0].split()[:3] == ["launches", "tuning", "time"]
     assert lines[1].endswith("big") and "[arch-untested]" in lines[1] and "5 ms" in lines[1]
     assert "2x3x1" in lines[2] and "128x1x1" in lines[2] and "12.3 µs" in lines[2]
+
+
+def test_the_timed_launches_stand_for_the_others() -> None:
+    kernel = KernelRow("k", "k", "torch", count=50, tuning=10, captured=8, timed=8, total_ns=800.0)
+    assert kernel.estimated_ns == 3_200.0
+    assert KernelRow("k", "k", "torch", count=4, timed=4, total_ns=10.0).estimated_ns == 10.0
+    assert KernelRow("k", "k", "torch", count=4).estimated_ns == 0.0
+
+
+def test_sampled_times_are_marked_and_what_is_missing_is_said() -> None:
+    one = row(launches=100, autotuning=40, captured=2, timed=10, estimated_ns=58_000.0)
+    assert "≈58 µs" in table_lines([one])[1]
+    notes = "\n".join(table_notes([one]))
+    assert "40 launches made by autotuners" in notes and "2 launches were captured" in notes and "≈" in notes
+    assert table_notes([row(launches=5, timed=4)]) == ["1 launches made by autotuners are not in the times"]
 
 
 def test_times_are_told_in_a_fitting_unit() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -201,6 +202,64 @@ def test_a_captured_launch_is_traced_without_events(machine: Machine, start: Cal
     found = outcome.collect(session)
     assert found["runs"][0]["captured"] and found["runs"][0]["traced_ns"] is None
     assert found["kernels"][0]["captured"] == 1 and not machine.driver.events
+
+
+def test_a_settled_kernel_costs_no_more_events(machine: Machine, start: Callable[..., Any]) -> None:
+    session = start()
+    for _ in range(session_module.PLAIN_TIMED + 900):
+        machine.launch()
+    before = len(machine.driver.events)
+    for _ in range(50):
+        machine.launch()
+    assert len(machine.driver.events) == before
+    found = outcome.collect(session)
+    assert found["runs"][0]["launches"] == session_module.PLAIN_TIMED + 950
+    row = found["kernels"][0]
+    assert row["timed"] < row["launches"] and row["estimated_ns"] == row["launches"] * 10_000.0
+
+
+def test_an_autotuners_launches_get_no_events(machine: Machine, start: Callable[..., Any]) -> None:
+    session = start(list_only=True)
+    autotune_bench(machine.launch)
+    found = outcome.collect(session)
+    assert not machine.driver.events and found["kernels"][0]["origin"] == "Triton"
+    assert (found["kernels"][0]["launches"], found["kernels"][0]["autotuning"]) == (1, 1)
+
+
+@pytest.mark.parametrize("traced", [True, False])
+def test_a_launch_that_does_not_end_is_reported(
+    machine: Machine, start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, traced: bool
+) -> None:
+    ended: set[int] = set()
+    monkeypatch.setattr(machine.driver, "event_reached", lambda event: event not in ended)
+    session = start(timeout=0.1, sites=("10", "20") if traced else ("99999",))
+    told: list[Any] = []
+    called = threading.Event()
+
+    def on_hang(*arguments: Any) -> None:
+        told.extend(arguments)
+        called.set()
+
+    session.on_hang = on_hang
+    record = machine.driver.record_event
+
+    def mark(event: int, stream: int) -> None:
+        record(event, stream)
+        if len(machine.driver.events) == 2:  # the one behind the launch is never reached
+            ended.add(event)
+
+    monkeypatch.setattr(machine.driver, "record_event", mark)
+    machine.launch()
+    assert called.wait(10)
+    found = outcome.hang_report(*told)
+    assert found["state"] == "hanging" and found["hang"]["kernel"] == "void matmul()"
+    text = "\n".join(found["hang"]["lines"])
+    if traced:
+        assert found["hang"]["number"] == 0 and "4 warps last seen at site" in text
+    else:
+        assert found["hang"]["number"] is None and "[site-range]" in text
+    session.stop_watching()
+    session.release()
 
 
 def test_results_are_written_whole(machine: Machine, start: Callable[..., Any]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gwatch.cuda.program.callers import caller_of, is_trial, origin_of
+from gwatch.cuda.program.callers import Callers, is_trial, origin_of
 from gwatch.cuda.program.options import ProgramOptions
 from gwatch.cuda.program.selection import MOST_KERNELS, MOST_LAUNCHES, MOST_SHAPES, Selector
 
@@ -58,6 +58,11 @@ def test_many_kernels_and_shapes_have_limits_that_are_told() -> None:
     found, selector = chosen([(f"k{i}", "a", False) for i in range(MOST_KERNELS + 2)])
     assert len(found) == MOST_KERNELS
     assert selector.over_limit == {f"k{MOST_KERNELS}", f"k{MOST_KERNELS + 1}"}
+    assert selector.settled(f"k{MOST_KERNELS}") and not selector.settled("k0")
+    assert (
+        len(chosen([(f"k{i}", "a", False) for i in range(MOST_KERNELS + 2)], all_kernels=True)[0])
+        > MOST_KERNELS
+    )
     found, _ = chosen([("k", i, False) for i in range(MOST_SHAPES + 5)])
     assert len(found) == MOST_SHAPES
 
@@ -104,10 +109,12 @@ def test_frames_that_are_no_autotuner_at_work(module: str, function: str) -> Non
 
 def test_the_calling_threads_frames_are_read() -> None:
     seen = {}
-    namespace = {"__name__": "triton.runtime.autotuner", "ask": lambda: seen.update(caller=caller_of("k"))}
+    callers = Callers()
+    namespace = {"__name__": "triton.runtime.autotuner", "ask": lambda: seen.update(caller=callers.ask("k"))}
     exec("def _bench():\n    ask()\n\ndef run():\n    ask()", namespace)
     namespace["_bench"]()  # type: ignore[operator]
-    assert seen["caller"].tuning and seen["caller"].origin == "Triton"
+    assert seen["caller"].tuning and origin_of(seen["caller"].modules, "k") == "Triton"
+    assert __name__ in seen["caller"].modules
     namespace["run"]()  # type: ignore[operator]
     assert not seen["caller"].tuning
 

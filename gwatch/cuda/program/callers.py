@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Iterator
+import types
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 # Modules whose name says that they tune; those that do it under another name are listed.
@@ -44,13 +45,16 @@ _SYMBOLS = (
     ("kernel_cutlass_", "CuTeDSL"),
 )
 
+_MOST_CODES = 1 << 16
+
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """``tuning``: the launch tries out a configuration. ``origin``: the framework, "native" if unknown."""
+    """``tuning``: the launch tries out a configuration. ``modules``: those of the Python frames, innermost first,
+    gwatch's own left out."""
 
     tuning: bool
-    origin: str
+    modules: tuple[str, ...]
 
 
 def is_trial(module: str, function: str) -> bool:
@@ -75,17 +79,27 @@ def origin_of(modules: Iterable[str], symbol: str) -> str:
     return "native"
 
 
-def frames() -> Iterator[tuple[str, str]]:
-    """(module, function) of the calling thread's Python frames, innermost first, gwatch's own left out."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        module = frame.f_globals.get("__name__", "")
-        if isinstance(module, str) and not module.startswith("gwatch."):
-            yield module, frame.f_code.co_name
-        frame = frame.f_back  # type: ignore[assignment]
+class Callers:
+    """Answers :class:`Caller` for the calling thread; remembers code objects, so that a deep stack costs little."""
 
+    def __init__(self) -> None:
+        self._known: dict[types.CodeType, tuple[bool, str]] = {}
 
-def caller_of(symbol: str) -> Caller:
-    """Who launches ``symbol`` on this thread right now."""
-    seen = list(frames())
-    return Caller(any(is_trial(*entry) for entry in seen), origin_of((module for module, _ in seen), symbol))
+    def ask(self, symbol: str) -> Caller:
+        """Who launches ``symbol`` on this thread right now."""
+        modules, tuning = [], False
+        frame: types.FrameType | None = sys._getframe(1)
+        while frame is not None:
+            code = frame.f_code
+            known = self._known.get(code)
+            if known is None:
+                name = frame.f_globals.get("__name__")
+                module = name if isinstance(name, str) else ""
+                if len(self._known) > _MOST_CODES:
+                    self._known.clear()
+                known = self._known[code] = is_trial(module, code.co_name), module
+            tuning = tuning or known[0]
+            if known[1] and not known[1].startswith("gwatch."):
+                modules.append(known[1])
+            frame = frame.f_back
+        return Caller(tuning, tuple(modules))

@@ -33,6 +33,12 @@ class KernelRow:
     streams: set[int] = field(default_factory=set)
     traceable: str = ""
 
+    @property
+    def estimated_ns(self) -> float:
+        """Time of all launches that ran, autotuning aside: the timed ones stand for the others."""
+        ran = self.count - self.tuning - self.captured
+        return self.total_ns * max(ran / self.timed, 1.0) if self.timed else 0.0
+
     def to_json(self) -> dict[str, Any]:
         """Plain values; ``shapes`` most frequent first."""
         return {
@@ -48,6 +54,7 @@ class KernelRow:
             "streams": len(self.streams),
             "timed": self.timed,
             "total_ns": self.total_ns,
+            "estimated_ns": self.estimated_ns,
             "shapes": [
                 {"grid": grid, "block": block, "cluster": cluster, "shared": shared, "launches": count}
                 for (grid, block, cluster, shared), count in self.shapes.most_common()
@@ -69,13 +76,24 @@ def time_text(ns: float) -> str:
     return f"{ns / 1e9:.3g} s"
 
 
+def untimed(row: dict[str, Any]) -> int:
+    """Launches that ran, autotuning aside, without a time of their own."""
+    return int(max(row["launches"] - row["autotuning"] - row["captured"] - row["timed"], 0))
+
+
+def _total(row: dict[str, Any]) -> str:
+    if not row["timed"]:
+        return "-"
+    return ("≈" if untimed(row) else "") + time_text(row["estimated_ns"])
+
+
 def table_lines(rows: list[dict[str, Any]], width: int = 72) -> list[str]:
     """The table as text, the kernels that took longest first; names longer than ``width`` are cut."""
     if not rows:
         return []
     head = ("launches", "tuning", "time", "grid", "block", "regs", "origin", "traceable", "kernel")
     body = []
-    for row in sorted(rows, key=lambda row: (-row["total_ns"], -row["launches"], row["kernel"])):
+    for row in sorted(rows, key=lambda row: (-row["estimated_ns"], -row["launches"], row["kernel"])):
         grid, block = shape_text(row["shapes"][0]) if row["shapes"] else ("", "")
         more = f" (+{len(row['shapes']) - 1})" if len(row["shapes"]) > 1 else ""
         name = row["demangled"]
@@ -83,7 +101,7 @@ def table_lines(rows: list[dict[str, Any]], width: int = 72) -> list[str]:
             (
                 str(row["launches"]),
                 str(row["autotuning"]),
-                time_text(row["total_ns"]) if row["timed"] else "-",
+                _total(row),
                 grid + more,
                 block,
                 "-" if row["registers"] is None else str(row["registers"]),

@@ -14,7 +14,7 @@ from gwatch.common.format import File, Section_IntraKernelTrace
 from gwatch.cuda.capture import hooks
 from gwatch.cuda.launchview import Launch
 from gwatch.cuda.program.hang import hang_lines, last_seen
-from gwatch.cuda.program.launches import time_text
+from gwatch.cuda.program.launches import untimed
 from gwatch.cuda.program.options import ProgramOptions
 from gwatch.cuda.program.places import merge_exits
 from gwatch.cuda.program.prepared import prepare
@@ -78,7 +78,7 @@ def collect(session: ProgramSession) -> dict[str, Any]:
             break
     for kernel in several:
         if kernel.refused is not None:
-            problems.append(_said(kernel.refused))
+            problems.append(_refusal(kernel))
     _traceable(session)
     session.release()
     outcome = _facts(session, told, problems, ambiguous)
@@ -156,6 +156,16 @@ def save(folder: str, outcome: dict[str, Any]) -> None:
 
 def _said(error: BaseException) -> str:
     return str(error) if isinstance(error, GWatchError) else f"[internal] {type(error).__name__}: {error}"
+
+
+def _refusal(kernel: Kernel) -> str:
+    """Why a kernel ran as it was, with its name; what to do about a hidden image is another thing here than in
+    a program that calls do_trace."""
+    error, name = kernel.refused, kernel.row.demangled
+    assert error is not None
+    message = error.message if kernel.row.symbol in error.message else f"{name}: {error.message}"
+    hint = "" if error.code == "image-not-found" else error.hint
+    return str(GWatchError(error.code, message, hint))
 
 
 def _result(session: ProgramSession, kernel: Kernel, traced: Traced) -> TraceResult:
@@ -257,10 +267,15 @@ def _plannable(seen: Seen, options: ProgramOptions) -> str:
     return "yes"
 
 
-def untimed_note(rows: list[dict[str, Any]]) -> str | None:
-    """What the times of a launch table do not hold, None when they hold everything."""
-    missing = sum(row["launches"] - row["timed"] for row in rows)
-    total = sum(row["total_ns"] for row in rows)
-    if not missing:
-        return None
-    return f"times cover {time_text(total)}; {missing} launches (graph captures, bursts) are without a time"
+def table_notes(rows: list[dict[str, Any]]) -> list[str]:
+    """What the times of a launch table do not hold."""
+    notes = []
+    tuning = sum(row["autotuning"] for row in rows)
+    captured = sum(row["captured"] for row in rows)
+    if tuning:
+        notes.append(f"{tuning} launches made by autotuners are not in the times")
+    if captured:
+        notes.append(f"{captured} launches were captured into graphs, whose replays make no launch calls")
+    if any(untimed(row) for row in rows):
+        notes.append("≈: a part of the launches was timed and stands for all")
+    return notes

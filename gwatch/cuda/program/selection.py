@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from gwatch.cuda.program.options import STEADY, ProgramOptions
 
-MOST_KERNELS = 24
+MOST_KERNELS = 64
 MOST_SHAPES = 8
 MOST_LAUNCHES = 64
 
@@ -49,7 +49,8 @@ class Selector:
             return False
         kernel = self._kernels.get(symbol)
         if kernel is None:
-            if len(self._kernels) >= MOST_KERNELS and not self._options.kernel:
+            unlimited = self._options.kernel or self._options.all_kernels
+            if len(self._kernels) >= MOST_KERNELS and not unlimited:
                 self.over_limit.add(symbol)
                 return False
             kernel = self._kernels[symbol] = _Kernel()
@@ -73,6 +74,15 @@ class Selector:
     def best(self, symbol: str) -> tuple[bool, Hashable] | None:
         """(steady, token) of the launch to report, None when none was traced."""
         return self._best.get(symbol)
+
+    def settled(self, symbol: str) -> bool:
+        """Whether no further launch of the kernel will be chosen."""
+        if symbol in self.over_limit:
+            return True
+        kernel = self._kernels.get(symbol)
+        if kernel is None:
+            return False
+        return kernel.traced >= MOST_LAUNCHES if self._explicit() else kernel.done
 
     @property
     def explicit(self) -> bool:

@@ -23,7 +23,7 @@ from gwatch.cuda.capture import hooks
 from gwatch.cuda.driver import COPIED_ATTRIBUTES, NUM_REGS, Driver
 from gwatch.cuda.latefind import HandleFacts
 from gwatch.cuda.launchview import Launch, LaunchView, Replacement
-from gwatch.cuda.program.callers import Caller, caller_of
+from gwatch.cuda.program.callers import Caller, Callers, origin_of
 from gwatch.cuda.program.launches import KernelRow, Shape
 from gwatch.cuda.program.options import ProgramOptions
 from gwatch.cuda.program.prepared import Prepared, prepare
@@ -36,6 +36,10 @@ from gwatch.cuda.xtrace.prepare import load_slots
 from gwatch.errors import GWatchError, TraceError
 
 LOOK_SECONDS = 0.25
+ALL_TIMED, ONE_IN = 1000, 16
+"""Launches of a kernel that are all timed, and how many of the later ones."""
+PLAIN_TIMED = 32
+"""Times of a traced kernel that say enough about its untraced launches."""
 _UNCHECKED = Verdict("not checked: outputs are compared with --verify")
 
 
@@ -71,6 +75,11 @@ class Kernel:
     times: dict[Shape, list[float]] = field(default_factory=dict)
 
 
+def _shape(view: LaunchView) -> Shape:
+    launch = view.record(0)
+    return launch.grid, launch.block, launch.cluster, launch.shared_bytes
+
+
 class ProgramSession:
     """Observer of all launches of this process; see :class:`~gwatch.cuda.capture.Observer`."""
 
@@ -85,6 +94,7 @@ class ProgramSession:
         self._found: tuple[Driver, Stopwatch] | None = None
         self._open: dict[int, tuple[LaunchView, Callable[[int], None]]] = {}
         self._streams: dict[int, int] = {}
+        self._callers = Callers()
         self._lock = threading.Lock()
         self._watchdog: threading.Thread | None = None
         self._stopped = threading.Event()
@@ -141,21 +151,45 @@ class ProgramSession:
         kernel = self._kernel(symbol)
         if not kernel.row.counted:
             return
-        caller = caller_of(symbol)
-        captured = view.api.startswith("cuGraph") or self.driver.is_capturing(view.stream)
-        shape = self._count(kernel, view, caller, captured)
-        if self.options.list_only or not kernel.wanted:
-            chosen, number = False, 0
-        else:
-            with self._lock:
-                number = self.selector.launches(symbol)
-                chosen = self.selector.choose(symbol, shape, caller.tuning, (number,))
-        leave: Callable[[int], None] | None = None
+        caller = self._callers.ask(symbol)
+        listing = self.options.list_only
+        with self._lock:
+            row = kernel.row
+            row.count += 1
+            row.tuning += caller.tuning
+            number = self.selector.launches(symbol)
+            if caller.tuning or listing:
+                chosen = False
+                self.selector.left_alone[symbol] += caller.tuning
+            else:
+                shape = _shape(view)
+                chosen = self.selector.choose(symbol, shape, False, (number,))
+        if not row.origin:
+            self._describe(kernel, view, caller)
+        if caller.tuning:
+            return  # an autotuner measures: not even an event of ours beside its launches
+        if not chosen and self._enough(kernel):
+            return
+        shape = _shape(view)
+        stream = view.stream
+        captured = view.api.startswith("cuGraph") or self.driver.is_capturing(stream)
+        with self._lock:
+            row.captured += captured
+            row.shapes[shape] += 1
+            row.streams.add(stream)
         traced = self._trace(kernel, view, number, captured) if chosen else None
-        pair = None if captured else self._tools()[1].start(view.context, view.stream)
+        every = chosen or self.options.timeout is not None
+        timed = not captured and (every or row.count <= ALL_TIMED or row.count % ONE_IN == 0)
+        pair = self._tools()[1].start(view.context, stream) if timed else None
         if traced is not None or pair is not None:
-            leave = self._leaver(kernel, view, shape, pair, traced)
-            self._open[id(view)] = (view, leave)
+            self._open[id(view)] = (view, self._leaver(kernel, view, shape, pair, traced))
+
+    def _enough(self, kernel: Kernel) -> bool:
+        """Whether nothing more is to be learnt from the kernel's launches than their number."""
+        if self.options.list_only or self.options.timeout is not None:
+            return False
+        settled = kernel.refused is not None or self.selector.settled(kernel.row.symbol)
+        return settled and kernel.row.timed >= PLAIN_TIMED
 
     def leave(self, view: LaunchView, status: int) -> None:
         """The launch call returned."""
@@ -172,23 +206,16 @@ class ProgramSession:
             kernel = self.kernels[symbol] = Kernel(row, wanted)
         return kernel
 
-    def _count(self, kernel: Kernel, view: LaunchView, caller: Caller, captured: bool) -> Shape:
-        launch = view.record(0)
-        shape = (launch.grid, launch.block, launch.cluster, launch.shared_bytes)
-        row = kernel.row
-        if not row.origin:
-            row.origin, row.device = caller.origin, self.driver.current_device()
-            row.registers = self._registers(launch.handle, row.device)
-            if self.options.list_only:
-                facts = HandleFacts.read(self.driver, launch.handle, row.device, COPIED_ATTRIBUTES)
-                kernel.seen = Seen(launch, facts, row.device, captured)
-        with self._lock:
-            row.count += 1
-            row.tuning += caller.tuning
-            row.captured += captured
-            row.shapes[shape] += 1
-            row.streams.add(launch.stream)
-        return shape
+    def _describe(self, kernel: Kernel, view: LaunchView, caller: Caller) -> None:
+        """Fill in the row of a kernel seen for the first time."""
+        launch, row = view.record(0), kernel.row
+        row.device = self.driver.current_device()
+        row.registers = self._registers(launch.handle, row.device)
+        if self.options.list_only:
+            captured = launch.graph_node or self.driver.is_capturing(launch.stream)
+            facts = HandleFacts.read(self.driver, launch.handle, row.device, COPIED_ATTRIBUTES)
+            kernel.seen = Seen(launch, facts, row.device, captured)
+        row.origin = origin_of(caller.modules, row.symbol)
 
     def _registers(self, handle: int, device: int) -> int | None:
         if self.driver.handle_library(handle) is not None:
@@ -335,7 +362,7 @@ class ProgramSession:
             if not self.selector.explicit:
                 chosen = [item for item in chosen if (item.number,) == best[1]] or chosen[-1:]
             found.append((kernel, list(chosen)))
-        return sorted(found, key=lambda entry: -entry[0].row.total_ns)
+        return sorted(found, key=lambda entry: -entry[0].row.estimated_ns)
 
     def release(self) -> None:
         """Disarm and free everything; contexts that are gone took it with them."""
