@@ -442,3 +442,53 @@ def test_a_click_holds_a_site_until_the_next(browser, tmp_path):
     expected = {str(enter): round(100 * total[label] / max(total.values()), 1) for enter, _, label in REGIONS}
     assert shares == [[str(k), expected.get(str(k), 0)] for k in range(6)]
     assert browser.problems == []
+
+
+@needs_browser
+def test_other_blocks_are_folded_and_open_by_a_click(browser, tmp_path):
+    result = specialised(blocks=8)
+    browser.open(page(tmp_path, result))
+    run = run_of(result, REGIONS, ROLES)
+    block = typical_block(run)
+    others = [b for b in range(8) if b != block]
+    box = browser.box(".time")
+    # Axis, two heads, eight open rows of 26 pixels, the head of the folded ones, then 13 pixels each.
+    strip = box["top"] + 24 + 2 * 20 + 8 * 26 + 20 + 2 * 13 + 6
+    browser.mouse("mouseMoved", box["left"] + 400, strip)
+    tip = browser.text(".tip")
+    rows = np.flatnonzero(run.trace.rows.block == others[2])
+    inside = np.isin(run.trace.row, rows)
+    ends = [f"{int(f(run.trace.time[inside])) - run.time_range[0]}" for f in (np.min, np.max)]
+    assert tip.startswith(f"block {others[2]} · SM {others[2]}8 rows, {ends[0]} ns to ")
+    # The strip shows what its rows do: its pixels differ from the ground.
+    painted = browser.ask("""(() => { const c = document.querySelector('.time'), x = c.getContext('2d');
+      const d = x.getImageData(148, %d, c.width - 148, 1).data; let n = 0;
+      for (let i = 0; i < d.length; i += 4) n += d[i] + d[i + 1] + d[i + 2] < 740;
+      return n / (d.length / 4); })()""" % (strip - box["top"]))
+    assert painted > 0.8
+    browser.mouse("mousePressed", box["left"] + 400, strip)
+    browser.mouse("mouseReleased", box["left"] + 400, strip)
+    assert browser.ask("document.querySelector('.filter').value") == f"block {block},{others[2]}"
+    assert browser.text(".state").startswith("16 of 64 rows")
+    browser.ask("document.querySelector('.typical').click()")
+    browser.frame()
+    assert browser.text(".state").startswith("8 of 64 rows")
+    assert browser.problems == []
+
+
+@needs_browser
+@pytest.mark.parametrize("roles", [ROLES, None], ids=["roles", "none"])
+def test_a_wide_wait_says_what_it_was_for(browser, tmp_path, roles):
+    rows = {(0, 0): [(0, 0), (1, 100), (0, 101), (1, 220)], (0, 1): [(2, 105), (3, 150), (2, 230), (3, 300)]}
+    browser.open(page(tmp_path, result_of(rows, (1, 1, 1), (64, 1, 1)), roles=roles))
+    box = browser.box(".time")
+    scale = (box["width"] - 148) / 300
+    top = 24 + (20 + 26 + 20 if roles else 26)
+    # Between 150 and 230 the row is empty, apart from the wait's line and, with roles, the words on it.
+    dark = browser.ask(f"""(() => {{ const c = document.querySelector('.time'), x = c.getContext('2d');
+      const d = x.getImageData(Math.round(148 + 155 * {scale}), {top + 4}, Math.round(70 * {scale}), 18).data;
+      let n = 0;
+      for (let i = 0; i < d.length; i += 4) n += d[i] + d[i + 1] + d[i + 2] < 450;
+      return n; }})()""")
+    assert (dark > 30) if roles else dark == 0
+    assert browser.problems == []

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from gwatch.common.format.file import File, Section
 
 TEMPLATES = Path(__file__).resolve().parent / "templates"
-SCRIPTS = ("core.js", "timeline.js", "panel.js", "start.js")
+SCRIPTS = ("core.js", "timeline.js", "folded.js", "panel.js", "start.js")
 POLICY = ("default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; "
           "base-uri 'none'; form-action 'none'")
 ICONS = {"yes": "✓", "no": "✗", "unknown": "?"}

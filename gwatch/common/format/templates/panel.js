@@ -1,6 +1,6 @@
 // Pointer, keyboard, selection, and what is under the pointer.
 
-class Panel extends Timeline {
+class Panel extends Folding {
   gestures() {
     const canvas = this.canvas;
     let press = null;
@@ -33,7 +33,11 @@ class Panel extends Timeline {
     });
     canvas.addEventListener("pointerup", (event) => {
       const at = place(event);
-      if (press && Math.abs(at.x - press.x) + Math.abs(at.y - press.y) <= 4) { this.selection = null; this.draw(); }
+      if (press && Math.abs(at.x - press.x) + Math.abs(at.y - press.y) <= 4) {
+        this.selection = null;
+        if (this.foldAt(at.y) >= 0) this.unfold(this.foldAt(at.y));
+        this.draw();
+      }
       press = null;
     });
     canvas.addEventListener("pointerleave", () => {
@@ -183,14 +187,7 @@ class Panel extends Timeline {
     const { data, meta } = this;
     let mark = -1, row = -1, when = from;
     if (data.role[r] >= meta.roles.length) return { mark, row };
-    if (!this.blocks) {
-      this.blocks = new Map();
-      for (let q = 0; q < data.rows; q++) {
-        if (!this.blocks.has(data.block[q])) this.blocks.set(data.block[q], []);
-        this.blocks.get(data.block[q]).push(q);
-      }
-    }
-    for (const q of this.blocks.get(data.block[r])) {
+    for (const q of this.byBlock().get(data.block[r])) {
       if (data.role[q] === data.role[r] || data.role[q] >= meta.roles.length) continue;
       for (let m = data.first[q]; m < data.first[q + 1] && data.start[m] <= to; m++) {
         const end = data.start[m] + data.length[m];
@@ -239,6 +236,9 @@ class Panel extends Timeline {
   // ---- what is under the pointer ----
   point(at) {
     this.link = null;
+    const folded = this.foldAt(at.y);
+    this.canvas.style.cursor = folded >= 0 ? "pointer" : "";
+    if (folded >= 0) { this.describeFolded(folded, at); return; }
     const i = at.x > GUTTER ? this.rowAt(at.y) : -1;
     if (i < 0) { this.tip.hidden = true; this.light(null); return; }
     const { data, meta } = this, r = this.rows[i], t = this.time(at.x);
@@ -270,6 +270,11 @@ class Panel extends Timeline {
       this.light(null);
     }
     if (data.dropped[r]) tip.append(element("div", data.dropped[r] + " records of this row were dropped"));
+    this.showTip(at);
+  }
+
+  showTip(at) {
+    const { tip } = this;
     tip.hidden = false;
     const room = this.canvas.clientWidth, left = at.x + 16 + tip.offsetWidth > room ? at.x - 16 - tip.offsetWidth : at.x + 16;
     tip.style.left = Math.max(0, left) + "px";

@@ -1,5 +1,7 @@
 // Rows, time axis and everything that is painted.
 
+const STRIP = 13, STRIPS = 12;
+
 class Timeline {
   constructor(root, meta, data) {
     Object.assign(this, { root, meta, data });
@@ -16,10 +18,11 @@ class Timeline {
     this.focus = null;
     this.hover = null;
     this.queued = false;
+    this.releasers = new Map();
     this.legend();
     this.controls();
     this.gestures();
-    const many = this.blockCount() > 1 && data.rows > 48;
+    const many = this.blockCount() > 1 && data.rows > 16;
     this.filter.value = many ? "block " + meta.typical_block : "";
     this.arrange();
     new ResizeObserver(() => this.draw()).observe(this.canvas);
@@ -92,8 +95,9 @@ class Timeline {
     this.rows = rows;
     this.place = new Map(rows.map((r, i) => [r, i]));
     this.selection = this.link = null;
-    const wanted = AXIS + this.heads() + rows.length * this.tallest();
-    this.canvas.style.height = Math.max(120, Math.min(520, wanted)) + "px";
+    this.folded = this.othersFolded(rows);
+    const wanted = AXIS + this.heads() + rows.length * this.tallest() + this.foldHeight(STRIPS);
+    this.canvas.style.height = Math.max(120, Math.min(this.folded.length ? 600 : 520, wanted)) + "px";
     this.extent = this.filter.value.trim() ? this.extentOf(rows) : [0, this.span];
     [this.t0, this.t1] = this.extent;
     this.fitRows();
@@ -101,7 +105,7 @@ class Timeline {
   }
 
   // First to last thing that the rows recorded, with a margin.
-  extentOf(rows) {
+  extentOf(rows, share = 0.02) {
     const { data } = this;
     let low = Infinity, high = -Infinity;
     for (const r of rows) {
@@ -111,7 +115,7 @@ class Timeline {
       }
     }
     if (high < low) return [0, this.span];
-    const margin = Math.max(2, (high - low) * 0.02);
+    const margin = share && Math.max(2, (high - low) * share);
     return [Math.max(0, low - margin), Math.min(this.span, high + margin)];
   }
 
@@ -148,7 +152,7 @@ class Timeline {
   }
 
   fitRows() {
-    const room = this.height() - AXIS - this.heads();
+    const room = this.height() - AXIS - this.heads() - this.foldHeight(STRIPS);
     const low = this.heads() > 200 ? 6 : 0.005;
     this.rowHeight = Math.max(low, Math.min(this.tallest(), room / Math.max(1, this.rows.length)));
     this.top = 0;
@@ -161,7 +165,7 @@ class Timeline {
 
   width() { return this.canvas.clientWidth; }
   height() { return this.canvas.clientHeight; }
-  total() { return this.heads() + this.rows.length * this.rowHeight; }
+  total() { return this.heads() + this.rows.length * this.rowHeight + this.foldHeight(); }
   x(t) { return GUTTER + (t - this.t0) / (this.t1 - this.t0) * (this.width() - GUTTER); }
   time(x) { return this.t0 + (x - GUTTER) / (this.width() - GUTTER) * (this.t1 - this.t0); }
 
@@ -212,6 +216,7 @@ class Timeline {
     c.rect(0, AXIS, w, h - AXIS);
     c.clip();
     for (let g = 0; g < this.groups.length; g++) this.paintGroup(c, g, w, h);
+    this.paintFolded(c, w, h);
     c.restore();
     this.paintSelection(c, w, h);
     this.paintLink(c);
@@ -284,15 +289,19 @@ class Timeline {
     for (let i = from; i < to; i++) {
       const r = this.rows[i], y = this.y(i, g);
       const lastX = new Float64Array(meta.scopes.length).fill(-1);
-      let reach = Infinity;
+      let reach = Infinity, until = 0;
       for (let m = this.firstMark(r); m < data.first[r + 1] && data.start[m] <= this.t1; m++) {
         const scope = data.scope[m];
         if (!this.shown[scope]) continue;
         const a = Math.max(GUTTER, GUTTER + (data.start[m] - this.t0) * scale);
         const b = GUTTER + (data.start[m] + data.length[m] - this.t0) * scale;
         if (!meta.scopes[scope].mark) {
-          if (height >= 8 && a > reach + 3) this.waitLine(c, Math.max(GUTTER, reach), a, y + height / 2);
+          if (height >= 8 && a > reach + 3) {
+            this.waitLine(c, Math.max(GUTTER, reach), a, y + height / 2);
+            if (height >= 15 && a - reach > 48) this.waitName(c, r, m, until, Math.max(GUTTER, reach), a, y + height / 2);
+          }
           reach = reach === Infinity ? b : Math.max(reach, b);
+          until = Math.max(until, data.start[m] + data.length[m]);
         }
         if (b < GUTTER) continue;
         const wide = Math.max(meta.scopes[scope].mark ? 2 : 1, Math.min(w, b) - a);
@@ -316,6 +325,22 @@ class Timeline {
   waitLine(c, from, to, y) {
     c.fillStyle = colours.line;
     c.fillRect(from + 1, y - 0.5, to - from - 2, 1.5);
+  }
+
+  // … and where there is room, as what the wait was for: the other role's work that ended last in it.
+  waitName(c, r, m, until, from, to, y) {
+    if (!this.releasers.has(m)) this.releasers.set(m, this.releaser(r, until, this.data.start[m]).mark);
+    const mark = this.releasers.get(m);
+    if (mark < 0) return;
+    const text = "for " + this.meta.scopes[this.data.scope[mark]].label, room = Math.floor((to - from - 10) / 6.2);
+    if (room < 7 && room < text.length) return;
+    const shown = text.length > room ? text.slice(0, room - 1) + "…" : text;
+    const wide = Math.min(to - from - 4, c.measureText(shown).width + 8), middle = (from + to) / 2;
+    c.fillStyle = colours.card;
+    c.fillRect(middle - wide / 2, y - 7, wide, 14);
+    c.fillStyle = colours.soft;
+    c.textAlign = "center";
+    c.fillText(shown, middle, y + 0.5);
   }
 
   label(c, scope, x, y, wide, height) {
