@@ -8,13 +8,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gwatch.errors import TraceError
-
 if TYPE_CHECKING:
     from gwatch.cuda.program.collected import Program
     from gwatch.cuda.program.options import ProgramOptions
 
-_FORMS = (".html", ".htm", ".json", ".gwatch")
 _NOTHING = 3
 
 
@@ -55,7 +52,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--timeout", type=float, metavar="S", help="report a traced launch that has not ended after S seconds"
     )
     add("--untested-arch", action="store_true", help="trace architectures that gwatch was never run on")
-    add("-o", "--output", type=Path, metavar="FILE", help="report: FILE.html, .json, .chrome.json or .gwatch")
+    add(
+        "-o",
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="report: FILE.html, .json, .pftrace, .chrome.json or .gwatch",
+    )
     add("--force", action="store_true", help="replace files that are there")
     add("--json", action="store_true", help="the summary or list as JSON")
     add("program", nargs=argparse.REMAINDER, metavar="-- PROGRAM", help=argparse.SUPPRESS)
@@ -81,12 +84,10 @@ def run(args: argparse.Namespace) -> int:
     from gwatch.cuda.program.collected import outputs_of, process_names, refuse_existing, run_program
 
     options = _options(args)
-    if args.output is not None and args.output.suffix.lower() not in _FORMS:
-        raise TraceError(
-            "unknown-format",
-            f"cannot write a report as {args.output.name}",
-            "name it .html, .json or .gwatch",
-        )
+    if args.output is not None:
+        from gwatch.common.format.file import form_of
+
+        form_of(args.output)  # refuses a form that cannot be written before the program runs
     target = args.program[1:] if args.program[:1] == ["--"] else args.program
     report = args.output if args.output is not None and args.output.suffix.lower() != ".gwatch" else None
     if not args.list:
@@ -104,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
         archives = outputs_of(args.output, len(traced), names)
         if len(traced) > 1:
             refuse_existing(archives, args.force)
-        written = _write([folder / item["archive"] for item in traced], archives, report)
+        written = _write([folder / item["archive"] for item in traced], archives, names, report)
     return _summary(program, options, traced, written, args.json)
 
 
@@ -138,9 +139,9 @@ def _say(line: str) -> None:
     sys.stderr.write(f"gwatch: {line}\n")
 
 
-def _write(sources: list[Path], archives: list[Path], report: Path | None) -> list[Path]:
+def _write(sources: list[Path], archives: list[Path], names: list[str], report: Path | None) -> list[Path]:
     """Put the processes' archives in place; the report holds the launches of all of them."""
-    from gwatch.common.format import File, Section_IntraKernelTrace
+    from gwatch.common.format import File
     from gwatch.cuda.binary.cubin import write_atomically
 
     if not sources:
@@ -151,11 +152,7 @@ def _write(sources: list[Path], archives: list[Path], report: Path | None) -> li
     if report is None:
         return list(archives)
     loaded = [File.load(archive) for archive in archives]
-    merged = File(title=loaded[0].title)
-    section = Section_IntraKernelTrace()
-    section.runs = [run for file in loaded for part in file.traces for run in part.runs]
-    merged.add_section(section)
-    merged.render(report)
+    (File.merge(loaded, names) if len(loaded) > 1 else loaded[0]).render(report)
     return [report, *archives]
 
 

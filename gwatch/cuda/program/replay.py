@@ -19,7 +19,7 @@ from gwatch.cuda.xtrace.passes import Slot
 from gwatch.cuda.xtrace.prepare import Target, variables
 from gwatch.errors import GWatchError
 
-LIMIT = 2 << 30
+LIMIT = 1 << 30
 # Kernels that wait for a peer GPU (or for another launch) never end when they are run alone.
 _PEERS = re.compile(
     r"nccl|nvshmem|multimem|symm_?mem|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all", re.I

@@ -260,9 +260,14 @@ class ProgramSession:
             return self._redirect(kernel, view, number, captured)
         except GWatchError as error:
             kernel.refused = error
-            return None
+        except Exception as error:  # the program's launch must go on as it is
+            name = type(error).__name__
+            kernel.refused = TraceError(
+                "internal", f"{kernel.row.symbol} could not be patched: {name}: {error}"
+            )
         finally:
             kernel.busy = False
+        return None
 
     def _redirect(self, kernel: Kernel, view: LaunchView, number: int, captured: bool) -> Traced:
         driver = self.driver
