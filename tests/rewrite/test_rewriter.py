@@ -288,6 +288,7 @@ def test_state_does_not_survive_code_that_is_not_in_the_cubin(corpus_sm90: list[
     cubin = Cubin.from_file(path)
     (kernel,) = cubin.get_map_kernel_def().values()
     rewriter = recorder(cubin, kernel)
+    rewriter.insert(325, RECORD_A, {"site": 1, "mask": 0xFF00})
     with pytest.raises(UnsupportedError, match=r"\[callee-unknown\].*vprintf"):
         rewriter.apply()
     plain = Rewriter(cubin, kernel)
