@@ -23,6 +23,7 @@ import tempfile
 from pathlib import Path
 
 import torch
+import torch._inductor
 import triton
 import triton.language as tl
 from torch.library import triton_op, wrap_triton

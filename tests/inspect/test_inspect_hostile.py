@@ -32,7 +32,7 @@ def damaged(data: bytes, changes: list[tuple[int, int]]) -> bytes:
 
 
 @given(edits)
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_a_damaged_cubin_is_read_or_named(changes: list[tuple[int, int]]) -> None:
     image = damaged(COPY_CUBIN, changes)
     report = examine(Image("x", "file", image), ALL, TritonKernels())
@@ -40,7 +40,7 @@ def test_a_damaged_cubin_is_read_or_named(changes: list[tuple[int, int]]) -> Non
 
 
 @given(edits, st.integers(0, 27000))
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_a_damaged_library_is_read_or_named(changes: list[tuple[int, int]], cut: int) -> None:
     data = damaged((FIXTURES / "libtwo.so").read_bytes(), changes)[: max(cut, 64)]
     with tempfile.TemporaryDirectory() as folder:
