@@ -12,6 +12,7 @@ import pytest
 
 from gwatch.cli.main import run_command
 from gwatch.cli.trace import run_lines
+from gwatch.common.format import File
 from gwatch.cuda.program.collected import Program, causes, outputs_of, process_names, refuse_existing
 from gwatch.cuda.program.launches import KernelRow, table_lines, time_text
 from gwatch.cuda.program.names import demangled
@@ -290,3 +291,81 @@ def test_the_list_as_json_is_one_object(
     assert run_command("trace", ["--list", "--json", "--", sys.executable, "-c", "pass"]) == 3
     found = json.loads(capfd.readouterr().out)
     assert found["exit_code"] == 0 and found["processes"][0]["state"] == "no-cuda"
+
+
+RANKS = """
+import json, os, sys
+sys.path.insert(0, {xtrace!r})
+from ringsim import Clocks, Writer, site, site_map
+import numpy as np
+from gwatch.common.format import File, Section_IntraKernelTrace
+from gwatch.cuda.xtrace.decode import decode_ring
+from gwatch.cuda.xtrace.format import decoded_result
+from gwatch.rewrite.ring import RecordKind, RingFormat, RingLayout
+
+folder = json.loads(os.environ["GWATCH_TRACE"])["folder"]
+fmt = RingFormat(RecordKind.NARROW, 4)
+smap = site_map("gpu", fmt, [site(0, warp=True), site(1, warp=True)])
+layout = RingLayout(fmt, (2, 1, 1), (32, 1, 1), 2)
+for rank in range({ranks}):
+    writer = Writer(layout, smap, Clocks())
+    for cta in range(2):
+        writer.enter(cta, cta, sm=cta, t=100.0)
+        writer.visit(cta, [0], 0, 300.0)
+        writer.visit(cta, [0], 1, 700.0 + 64 * rank)
+    section = Section_IntraKernelTrace()
+    decoded = decode_ring(bytes(writer.data), layout, smap, 1e6)
+    section.add_run(decoded_result(decoded, smap, layout), site_regions=[(0, 1, "life")])
+    report = File(title="program")
+    report.add_section(section)
+    report.render(os.path.join(folder, f"{{rank}}.gwatch"))
+    one = dict(kernel="k", demangled="k()", number=2, steady=True, explicit=False, launches=5, tuning=0, grid=[2, 1, 1],
+               block=[32, 1, 1], device=rank, records=4, dropped=0, outputs={outputs!r}, captured=False,
+               registers=dict(before=16, after=24), traced_ns=900.0, plain_ns=None, sites=2, warnings=[])
+    outcome = dict(pid=rank, rank=rank, state="done", argv=[], kernels=[{row!r}], wanted=["k"], tuning=0, over_limit=[],
+                   ambiguous=False, runs=[one], problems=[], archive=f"{{rank}}.gwatch")
+    with open(os.path.join(folder, f"{{rank}}.json"), "w") as file:
+        json.dump(outcome, file)
+sys.exit({code})
+"""
+
+
+def ranks_program(ranks: int, outputs: str = "identical", code: int = 0) -> list[str]:
+    """A program whose processes left what a traced program's leave."""
+    xtrace = str(Path(__file__).resolve().parents[1] / "xtrace")
+    text = RANKS.format(ranks=ranks, outputs=outputs, code=code, row=row(), xtrace=xtrace)
+    return [sys.executable, "-c", text]
+
+
+def test_one_process_leaves_one_archive_and_the_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run_command("trace", ["-o", "report.json", "--", *ranks_program(1)]) == 0
+    out = capfd.readouterr().out
+    assert "written     report.json, report.gwatch" in out and "rank 0" in out
+    assert File.load("report.json").runs[0].intervals.end.tolist() != []
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["report.gwatch", "report.json"]
+
+
+def test_ranks_leave_an_archive_each_and_a_merged_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run_command("trace", ["-o", "report.json", "--", *ranks_program(2)]) == 0
+    merged = File.load("report.json")
+    assert [run.launch["source"] for run in merged.runs] == ["rank0", "rank1"]
+    lives = [File.load(f"report.rank{rank}.gwatch").runs[0].intervals for rank in range(2)]
+    assert [set((life.end - life.start).tolist()) for life in lives] == [
+        {384},
+        {448},
+    ]  # the timer steps by 32 ns
+
+
+def test_outputs_that_differ_are_exit_code_1_and_a_failed_program_keeps_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run_command("trace", ["--", *ranks_program(1, outputs="differ")]) == 1
+    assert run_command("trace", ["--force", "--", *ranks_program(1, outputs="differ", code=4)]) == 4
+    assert (tmp_path / "trace.gwatch").exists()

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from test_trace_flow import Machine, left_clean
 
 from gwatch.common.format import File
-from gwatch.cuda.program import outcome
+from gwatch.cuda.program import outcome, replay
 from gwatch.cuda.program import session as session_module
 from gwatch.cuda.program.options import ProgramOptions
 from gwatch.cuda.program.session import ProgramSession
@@ -260,6 +262,84 @@ def test_a_launch_that_does_not_end_is_reported(
         assert found["hang"]["number"] is None and "[site-range]" in text
     session.stop_watching()
     session.release()
+
+
+@pytest.fixture
+def replays(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The launches that gwatch repeats itself."""
+    made: list[str] = []
+
+    def repeat(name: str, arguments: tuple[int, ...]) -> None:
+        made.append(name)
+        machine._run(arguments[0], arguments[1:4], arguments[4:7])  # type: ignore[arg-type]
+
+    monkeypatch.setattr(machine.driver, "repeat", repeat, raising=False)
+    machine.driver.layout = [(0, 8), (8, 8), (16, 8), (24, 4), (28, 4), (32, 4)]
+    return made
+
+
+def test_verify_replays_plain_plain_traced_on_the_same_memory(
+    machine: Machine, start: Callable[..., Any], replays: list[str]
+) -> None:
+    session = start(verify=True)
+    machine.driver.write(machine.output, b"\x05" * 4096)
+    before: list[bytes] = []
+    run = machine._run
+
+    def watched(*arguments: Any) -> None:
+        before.append(bytes(machine.driver.read(machine.output, 4096)))
+        run(*arguments)
+
+    machine._run = watched  # type: ignore[method-assign]
+    machine.launch()
+    found = outcome.collect(session)
+    assert replays == ["cuLaunchKernel"] * 3 and machine.ran == ["plain", "plain", "traced", "traced"]
+    assert set(before) == {b"\x05" * 4096}, "every run must find the memory as the program left it"
+    assert found["runs"][0]["outputs"] == "identical" and found["runs"][0]["records"] == 2 * 48 * 3
+    assert left_clean(machine)
+
+
+def test_verify_tells_a_traced_kernel_that_writes_something_else(
+    machine: Machine, start: Callable[..., Any], replays: list[str]
+) -> None:
+    machine.corrupts = True
+    session = start(verify=True)
+    machine.launch()
+    assert outcome.collect(session)["runs"][0]["outputs"] == "differ"
+
+
+def test_kernels_that_may_wait_for_a_peer_are_not_replayed(
+    machine: Machine, start: Callable[..., Any], replays: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replay, "_PEERS", re.compile("matmul"))
+    session = start(verify=True)
+    machine.launch()
+    found = outcome.collect(session)
+    assert replays == [] and "peer GPU" in found["runs"][0]["outputs"]
+
+
+def test_chosen_ctas_alone_are_recorded(machine: Machine, start: Callable[..., Any]) -> None:
+    session = start(cta=((1, 2, 0),))
+    machine.launch(grid=(2, 3, 1))
+    found = outcome.collect(session)
+    assert machine.layouts[0].cta_slots == 1 and found["runs"][0]["records"] == 48 * 3
+    report = File.load(Path(session.options.folder) / found["archive"])
+    assert np.unique(report.runs[0].trace.rows.block).tolist() == [1 + 2 * 2]
+
+
+def test_a_number_of_ctas_is_recorded_and_said(machine: Machine, start: Callable[..., Any]) -> None:
+    session = start(ctas=2)
+    machine.launch(grid=(8, 1, 1))
+    found = outcome.collect(session)
+    assert machine.layouts[0].cta_slots == 2 and found["runs"][0]["records"] == 2 * 48 * 3
+    assert any(text.startswith("[sampled] 2 of 8 CTAs") for text in found["runs"][0]["warnings"])
+
+
+def test_a_cta_outside_the_grid_is_a_named_cause(machine: Machine, start: Callable[..., Any]) -> None:
+    session = start(cta=((9, 0, 0),))
+    machine.launch()
+    found = outcome.collect(session)
+    assert machine.ran == ["plain"] and found["problems"][0].startswith("[cta-outside]")
 
 
 def test_results_are_written_whole(machine: Machine, start: Callable[..., Any]) -> None:
