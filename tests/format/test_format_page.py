@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from html.parser import HTMLParser
 
 import numpy as np
 import pytest
-from format_browser import Browser, find_chromium
+from format_browser import Browser
+from format_pages import counted, needs_browser, page
 from format_synth import REGIONS, ROLES, many, result_of, specialised
 
 from gwatch.common.format import File, Section, Section_IntraKernelTrace
@@ -19,16 +19,6 @@ from gwatch.common.format.run import run_of
 from gwatch.common.format.select import kernel_tag, parse_token
 
 HOSTILE = '</script><script>alert(1)</script><img src=x onerror=alert(2)>&"\'\u2028'
-
-
-def page(tmp_path, *results, regions=REGIONS, roles=ROLES, title="SASS trace"):
-    file, section = File(title, generated_at="2026-01-02 03:04:05"), Section_IntraKernelTrace()
-    for result in results:
-        section.add_run(result, regions, roles)
-    file.add_section(section)
-    path = tmp_path / "trace.html"
-    file.render(path)
-    return path
 
 
 class Tags(HTMLParser):
@@ -171,38 +161,6 @@ def test_a_million_marks_fit_twelve_bytes_a_record(tmp_path):
 
 # ---- in a browser ------------------------------------------------------------------------------------------------
 
-needs_browser = pytest.mark.skipif(find_chromium() is None and not os.environ.get("CI"),
-                                   reason="no Chromium on this machine (apt-get install chromium)")
-
-
-@pytest.fixture(scope="module")
-def browser():
-    assert find_chromium(), "CI needs a Chromium: apt-get install chromium"
-    with Browser() as browser:
-        yield browser
-
-
-def counted(browser):
-    """Canvas pixels per scope colour of the timeline."""
-    return browser.ask("""(() => {
-      const canvas = document.querySelector(".run:not([hidden]) .time"), copy = document.createElement("canvas");
-      const style = getComputedStyle(document.documentElement), out = {};
-      copy.width = canvas.width;
-      copy.height = canvas.height;
-      const context = copy.getContext("2d", { willReadFrequently: true });
-      context.drawImage(canvas, 0, 0);
-      const data = context.getImageData(0, 0, canvas.width, canvas.height).data;
-      for (let i = 0; i < 4; i++) {
-        const hex = style.getPropertyValue("--ink" + i).trim();
-        const want = [1, 3, 5].map((k) => parseInt(hex.slice(k, k + 2), 16));
-        let n = 0;
-        for (let p = 0; p < data.length; p += 4) {
-          if (data[p] === want[0] && data[p + 1] === want[1] && data[p + 2] === want[2]) n++;
-        }
-        out[i] = n;
-      }
-      return out;
-    })()""")
 
 
 @needs_browser
@@ -236,43 +194,6 @@ def test_the_page_draws_what_was_recorded_and_answers_the_pointer(browser, tmp_p
     assert browser.ask("[...document.querySelectorAll('tr.lit')].map((r) => r.dataset.site)") == ["0", "1"]
     assert browser.problems == []
     assert browser.requests[-1] == path.resolve().as_uri()
-
-
-@needs_browser
-def test_a_wait_is_named_with_what_ended_before_it(browser, tmp_path):
-    # One block, 1 ns per time unit: math stops at 150 and goes on at 230; the copy warp's load ended at 220.
-    rows = {(0, 0): [(0, 0), (1, 100), (0, 101), (1, 220)], (0, 1): [(2, 105), (3, 150), (2, 230), (3, 300)]}
-    browser.open(page(tmp_path, result_of(rows, (1, 1, 1), (64, 1, 1))))
-    box = browser.box(".time")
-    x = box["left"] + 148 + 190 / 300 * (box["width"] - 148)
-    before = counted(browser)
-    browser.mouse("mouseMoved", x, box["top"] + 24 + 20 + 26 + 20 + 13)
-    tip = browser.text(".tip")
-    assert tip.startswith("waiting  80 ns") and "between math and math" in tip
-    assert "Copy Warp b0 w0 ended load 10 ns before it went on" in tip
-    assert browser.ask("[...document.querySelectorAll('tr.lit')].map((r) => r.dataset.site)") == ["2", "3"]
-    # The arrow from load's end to math's start covers some of their pixels.
-    after = counted(browser)
-    assert after["0"] < before["0"]
-    words = browser.text(".run")
-    assert "Who waits for whom" in words
-    assert browser.problems == []
-
-
-@needs_browser
-def test_a_site_in_the_table_picks_out_its_intervals(browser, tmp_path):
-    browser.open(page(tmp_path, specialised(blocks=8)))
-    before = counted(browser)
-    event = "document.querySelector('tr[data-site=\"2\"]').dispatchEvent(new PointerEvent('%s'))"
-    browser.ask(event % "pointerenter")
-    browser.frame()
-    during = counted(browser)
-    assert during["1"] == before["1"] > 10000
-    assert during["0"] < before["0"] / 10 and during["2"] < before["2"] / 10
-    browser.ask(event % "pointerleave")
-    browser.frame()
-    assert counted(browser) == before
-    assert browser.problems == []
 
 
 @needs_browser
@@ -417,78 +338,4 @@ def test_tiny_traces_make_pages_without_errors(browser, tmp_path, events):
         box = browser.box(".time")
         browser.drag(box["left"] + 200, box["top"] + 30, box["left"] + 500, box["top"] + 60)
         assert browser.text(".state").startswith("1 row ")
-    assert browser.problems == []
-
-
-@needs_browser
-def test_a_click_holds_a_site_until_the_next(browser, tmp_path):
-    browser.open(page(tmp_path, specialised(blocks=8)))
-    before = counted(browser)
-    row = "document.querySelector('tr[data-site=\"2\"]')"
-    browser.ask(f"{row}.dispatchEvent(new PointerEvent('pointerenter')), {row}.click(), "
-                f"{row}.dispatchEvent(new PointerEvent('pointerleave'))")
-    browser.frame()
-    held = counted(browser)
-    assert held["1"] == before["1"] and held["0"] < before["0"] / 10
-    assert browser.ask("[...document.querySelectorAll('tr.held')].map((r) => r.dataset.site)") == ["2"]
-    browser.ask(f"{row}.focus()")
-    browser.key("Enter")
-    assert counted(browser) == before and browser.ask("document.querySelectorAll('tr.held').length") == 0
-    # Time per site: a bar as long as its share of the most time that begins anywhere.
-    shares = browser.ask("[...document.querySelectorAll('tr[data-site]')].map((r) => "
-                         "[r.dataset.site, parseFloat(r.style.getPropertyValue('--share'))])")
-    run = run_of(specialised(blocks=8), REGIONS, ROLES)
-    total = {s["scope_label"]: s["total"] for s in run.analysis["scope_stats"]}
-    expected = {str(enter): round(100 * total[label] / max(total.values()), 1) for enter, _, label in REGIONS}
-    assert shares == [[str(k), expected.get(str(k), 0)] for k in range(6)]
-    assert browser.problems == []
-
-
-@needs_browser
-def test_other_blocks_are_folded_and_open_by_a_click(browser, tmp_path):
-    result = specialised(blocks=8)
-    browser.open(page(tmp_path, result))
-    run = run_of(result, REGIONS, ROLES)
-    block = typical_block(run)
-    others = [b for b in range(8) if b != block]
-    box = browser.box(".time")
-    # Axis, two heads, eight open rows of 26 pixels, the head of the folded ones, then 13 pixels each.
-    strip = box["top"] + 24 + 2 * 20 + 8 * 26 + 20 + 2 * 13 + 6
-    browser.mouse("mouseMoved", box["left"] + 400, strip)
-    tip = browser.text(".tip")
-    rows = np.flatnonzero(run.trace.rows.block == others[2])
-    inside = np.isin(run.trace.row, rows)
-    ends = [f"{int(f(run.trace.time[inside])) - run.time_range[0]}" for f in (np.min, np.max)]
-    assert tip.startswith(f"block {others[2]} · SM {others[2]}8 rows, {ends[0]} ns to ")
-    # The strip shows what its rows do: its pixels differ from the ground.
-    painted = browser.ask("""(() => { const c = document.querySelector('.time'), x = c.getContext('2d');
-      const d = x.getImageData(148, %d, c.width - 148, 1).data; let n = 0;
-      for (let i = 0; i < d.length; i += 4) n += d[i] + d[i + 1] + d[i + 2] < 740;
-      return n / (d.length / 4); })()""" % (strip - box["top"]))
-    assert painted > 0.8
-    browser.mouse("mousePressed", box["left"] + 400, strip)
-    browser.mouse("mouseReleased", box["left"] + 400, strip)
-    assert browser.ask("document.querySelector('.filter').value") == f"block {block},{others[2]}"
-    assert browser.text(".state").startswith("16 of 64 rows")
-    browser.ask("document.querySelector('.typical').click()")
-    browser.frame()
-    assert browser.text(".state").startswith("8 of 64 rows")
-    assert browser.problems == []
-
-
-@needs_browser
-@pytest.mark.parametrize("roles", [ROLES, None], ids=["roles", "none"])
-def test_a_wide_wait_says_what_it_was_for(browser, tmp_path, roles):
-    rows = {(0, 0): [(0, 0), (1, 100), (0, 101), (1, 220)], (0, 1): [(2, 105), (3, 150), (2, 230), (3, 300)]}
-    browser.open(page(tmp_path, result_of(rows, (1, 1, 1), (64, 1, 1)), roles=roles))
-    box = browser.box(".time")
-    scale = (box["width"] - 148) / 300
-    top = 24 + (20 + 26 + 20 if roles else 26)
-    # Between 150 and 230 the row is empty, apart from the wait's line and, with roles, the words on it.
-    dark = browser.ask(f"""(() => {{ const c = document.querySelector('.time'), x = c.getContext('2d');
-      const d = x.getImageData(Math.round(148 + 155 * {scale}), {top + 4}, Math.round(70 * {scale}), 18).data;
-      let n = 0;
-      for (let i = 0; i < d.length; i += 4) n += d[i] + d[i + 1] + d[i + 2] < 450;
-      return n; }})()""")
-    assert (dark > 30) if roles else dark == 0
     assert browser.problems == []

@@ -1,0 +1,122 @@
+"""What points at what on the page: sites and intervals, waits and their releasers, folded blocks."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from format_pages import counted, needs_browser, page
+from format_synth import REGIONS, ROLES, result_of, specialised
+
+from gwatch.common.format.payload import typical_block
+from gwatch.common.format.run import run_of
+
+
+@needs_browser
+def test_a_site_in_the_table_picks_out_its_intervals(browser, tmp_path):
+    browser.open(page(tmp_path, specialised(blocks=8)))
+    before = counted(browser)
+    event = "document.querySelector('tr[data-site=\"2\"]').dispatchEvent(new PointerEvent('%s'))"
+    browser.ask(event % "pointerenter")
+    browser.frame()
+    during = counted(browser)
+    assert during["1"] == before["1"] > 10000
+    assert during["0"] < before["0"] / 10 and during["2"] < before["2"] / 10
+    browser.ask(event % "pointerleave")
+    browser.frame()
+    assert counted(browser) == before
+    assert browser.problems == []
+
+
+@needs_browser
+def test_a_click_holds_a_site_until_the_next(browser, tmp_path):
+    browser.open(page(tmp_path, specialised(blocks=8)))
+    before = counted(browser)
+    row = "document.querySelector('tr[data-site=\"2\"]')"
+    browser.ask(f"{row}.dispatchEvent(new PointerEvent('pointerenter')), {row}.click(), "
+                f"{row}.dispatchEvent(new PointerEvent('pointerleave'))")
+    browser.frame()
+    held = counted(browser)
+    assert held["1"] == before["1"] and held["0"] < before["0"] / 10
+    assert browser.ask("[...document.querySelectorAll('tr.held')].map((r) => r.dataset.site)") == ["2"]
+    browser.ask(f"{row}.focus()")
+    browser.key("Enter")
+    assert counted(browser) == before and browser.ask("document.querySelectorAll('tr.held').length") == 0
+    # Time per site: a bar as long as its share of the most time that begins anywhere.
+    shares = browser.ask("[...document.querySelectorAll('tr[data-site]')].map((r) => "
+                         "[r.dataset.site, parseFloat(r.style.getPropertyValue('--share'))])")
+    run = run_of(specialised(blocks=8), REGIONS, ROLES)
+    total = {s["scope_label"]: s["total"] for s in run.analysis["scope_stats"]}
+    expected = {str(enter): round(100 * total[label] / max(total.values()), 1) for enter, _, label in REGIONS}
+    assert shares == [[str(k), expected.get(str(k), 0)] for k in range(6)]
+    assert browser.problems == []
+
+
+@needs_browser
+def test_other_blocks_are_folded_and_open_by_a_click(browser, tmp_path):
+    result = specialised(blocks=8)
+    browser.open(page(tmp_path, result))
+    run = run_of(result, REGIONS, ROLES)
+    block = typical_block(run)
+    others = [b for b in range(8) if b != block]
+    box = browser.box(".time")
+    # Axis, two heads, eight open rows of 26 pixels, the head of the folded ones, then 13 pixels each.
+    strip = box["top"] + 24 + 2 * 20 + 8 * 26 + 20 + 2 * 13 + 6
+    browser.mouse("mouseMoved", box["left"] + 400, strip)
+    tip = browser.text(".tip")
+    rows = np.flatnonzero(run.trace.rows.block == others[2])
+    inside = np.isin(run.trace.row, rows)
+    ends = [f"{int(f(run.trace.time[inside])) - run.time_range[0]}" for f in (np.min, np.max)]
+    assert tip.startswith(f"block {others[2]} · SM {others[2]}8 rows, {ends[0]} ns to ")
+    # The strip shows what its rows do: its pixels differ from the ground.
+    painted = browser.ask("""(() => { const c = document.querySelector('.time'), x = c.getContext('2d');
+      const d = x.getImageData(148, %d, c.width - 148, 1).data; let n = 0;
+      for (let i = 0; i < d.length; i += 4) n += d[i] + d[i + 1] + d[i + 2] < 740;
+      return n / (d.length / 4); })()""".replace("%d", str(round(strip - box["top"]))))
+    assert painted > 0.8
+    browser.mouse("mousePressed", box["left"] + 400, strip)
+    browser.mouse("mouseReleased", box["left"] + 400, strip)
+    assert browser.ask("document.querySelector('.filter').value") == f"block {block},{others[2]}"
+    assert browser.text(".state").startswith("16 of 64 rows")
+    browser.ask("document.querySelector('.typical').click()")
+    browser.frame()
+    assert browser.text(".state").startswith("8 of 64 rows")
+    assert browser.problems == []
+
+
+@needs_browser
+@pytest.mark.parametrize("roles", [ROLES, None], ids=["roles", "none"])
+def test_a_wide_wait_says_what_it_was_for(browser, tmp_path, roles):
+    rows = {(0, 0): [(0, 0), (1, 100), (0, 101), (1, 220)], (0, 1): [(2, 105), (3, 150), (2, 230), (3, 300)]}
+    browser.open(page(tmp_path, result_of(rows, (1, 1, 1), (64, 1, 1)), roles=roles))
+    box = browser.box(".time")
+    scale = (box["width"] - 148) / 300
+    top = 24 + (20 + 26 + 20 if roles else 26)
+    # Between 150 and 230 the row is empty, apart from the wait's line and, with roles, the words on it.
+    dark = browser.ask(f"""(() => {{ const c = document.querySelector('.time'), x = c.getContext('2d');
+      const d = x.getImageData(Math.round(148 + 155 * {scale}), {top + 4}, Math.round(70 * {scale}), 18).data;
+      let n = 0;
+      for (let i = 0; i < d.length; i += 4) n += d[i] + d[i + 1] + d[i + 2] < 450;
+      return n; }})()""")
+    assert (dark > 30) if roles else dark == 0
+    assert browser.problems == []
+
+
+@needs_browser
+def test_a_wait_is_named_with_what_ended_before_it(browser, tmp_path):
+    # One block, 1 ns per time unit: math stops at 150 and goes on at 230; the copy warp's load ended at 220.
+    rows = {(0, 0): [(0, 0), (1, 100), (0, 101), (1, 220)], (0, 1): [(2, 105), (3, 150), (2, 230), (3, 300)]}
+    browser.open(page(tmp_path, result_of(rows, (1, 1, 1), (64, 1, 1))))
+    box = browser.box(".time")
+    x = box["left"] + 148 + 190 / 300 * (box["width"] - 148)
+    before = counted(browser)
+    browser.mouse("mouseMoved", x, box["top"] + 24 + 20 + 26 + 20 + 13)
+    tip = browser.text(".tip")
+    assert tip.startswith("waiting  80 ns") and "between math and math" in tip
+    assert "Copy Warp b0 w0 ended load 10 ns before it went on" in tip
+    assert browser.ask("[...document.querySelectorAll('tr.lit')].map((r) => r.dataset.site)") == ["2", "3"]
+    # The arrow from load's end to math's start covers some of their pixels.
+    after = counted(browser)
+    assert after["0"] < before["0"]
+    words = browser.text(".run")
+    assert "Who waits for whom" in words
+    assert browser.problems == []
