@@ -168,6 +168,13 @@ def test_a_pattern_without_a_launch_names_what_was_launched(program: Any) -> Non
     assert traced.code == 3 and "[kernel-not-launched]" in traced.err and "cupy_add" in traced.err
 
 
+def test_a_crashing_kernel_is_a_named_cause(program: Any) -> None:
+    needs("cupy")
+    traced = program("crash.py", trace=["--kernel", "wild"])
+    assert traced.code == 1 and "[kernel-crashed]" in traced.err, traced.err
+    assert "ILLEGAL_ADDRESS" in traced.err and not (traced.folder / "trace.gwatch").exists()
+
+
 def test_a_hanging_kernel_is_explained(program: Any) -> None:
     needs("torch", "cuda.bindings")
     traced = program("hang.py", trace=["--kernel", "pipeline", "--timeout", "3"])

@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
+import gwatch
 from gwatch.cli.main import run_command
 from gwatch.cli.trace import run_lines
 from gwatch.common.format import File
+from gwatch.cuda.program import target
 from gwatch.cuda.program.collected import Program, causes, outputs_of, process_names, refuse_existing
 from gwatch.cuda.program.launches import KernelRow, table_lines, time_text
 from gwatch.cuda.program.names import demangled
@@ -63,7 +65,7 @@ def test_options_travel_through_the_environment() -> None:
     )
     found = environment(options, {"PYTHONPATH": os.pathsep.join(["/a", str(BOOTSTRAP)]), "HOME": "/h"})
     parts = found["PYTHONPATH"].split(os.pathsep)
-    assert parts[:2] == [str(BOOTSTRAP), "/a"] and parts.count(str(BOOTSTRAP)) == 1 and found["HOME"] == "/h"
+    assert parts == [str(BOOTSTRAP), "/a"] and found["HOME"] == "/h"
     assert ProgramOptions.from_text(found["GWATCH_TRACE"]) == options
     with pytest.raises(TraceError, match=r"\[option-text\]"):
         ProgramOptions.from_text('{"folder": "/x", "unknown": 1}')
@@ -130,6 +132,25 @@ def test_the_environments_own_sitecustomize_still_runs(
     monkeypatch.chdir(tmp_path)
     code = "import os, sys; sys.exit(0 if os.environ.get('OWN_SITE') == 'ran' else 9)"
     assert run_command("trace", ["--", sys.executable, "-c", code]) == 3
+
+
+def test_gwatch_comes_from_its_own_place_and_brings_no_other_package_along(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    home = (
+        tmp_path / "site-packages"
+    )  # of another environment: gwatch and a package the program does not have
+    home.mkdir()
+    (home / "gwatch").symlink_to(Path(gwatch.__file__).parent)
+    (home / "stranger.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(target, "BOOTSTRAP", home / "gwatch/cuda/program/bootstrap")
+    code = (
+        "import sys, gwatch, importlib.util as u; print(gwatch.__path__[0]); "
+        "sys.exit(5 if u.find_spec('stranger') else 0)"
+    )
+    assert run_command("trace", ["--", sys.executable, "-c", code]) == 3
+    assert capfd.readouterr().out.strip() == str(home / "gwatch")
 
 
 def test_children_are_seen_too(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from gwatch.cuda.program.hang import hang_lines, last_seen
 from gwatch.cuda.program.options import ProgramOptions
 from gwatch.cuda.program.places import LIFETIME, merge_exits, places_of
 from gwatch.cuda.program.roles import Role, automatic, kind_of, loops_of, roles_of
-from gwatch.cuda.program.start import ImportWatch
+from gwatch.cuda.program.start import ImportWatch, Process
 from gwatch.cuda.program.stopwatch import Stopwatch
 from gwatch.cuda.xtrace.records import RECORD_DTYPE
 from gwatch.cuda.xtrace.result import TraceResult
@@ -188,6 +189,23 @@ def test_the_import_watch_tells_once_and_leaves(tmp_path: Path, monkeypatch: pyt
 
     assert watched_two.value == 8 and told == ["watched_one"] and watch not in sys.meta_path
     assert type(watched_two.__spec__.loader).__name__ == "SourceFileLoader"
+
+
+def test_an_interpreter_without_gwatchs_needs_is_told_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "gwatch.cuda.program.running", None)
+    process = Process(ProgramOptions(str(tmp_path)).to_text())
+    process.hello()
+    process.cuda_seen("torch")
+    process.finish()
+    (path,) = tmp_path.glob("*.json")
+    found = json.loads(path.read_text())
+    assert found["state"] == "failed" and found["problems"][0].startswith("[dependency-missing]")
+    process.finish()  # once only
+    path.unlink()
+    process.finish()
+    assert not list(tmp_path.iterdir())
 
 
 class Events:

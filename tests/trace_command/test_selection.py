@@ -86,6 +86,7 @@ def test_a_pattern_is_searched_in_both_spellings() -> None:
         ("torch._inductor.fx_passes.pad_mm", "should_pad_bench"),
         ("flashinfer.autotuner", "_profile_single_kernel"),
         ("tilelang.autotuner.tuner", "profile_program"),
+        ("cutlass.cute.testing", "_benchmark_for_autotune"),
     ],
 )
 def test_frames_of_autotuners_at_work(module: str, function: str) -> None:
@@ -97,6 +98,7 @@ def test_frames_of_autotuners_at_work(module: str, function: str) -> None:
     [
         ("triton.runtime.autotuner", "run"),  # launches the winner
         ("triton.testing", "do_bench"),  # the user's own benchmark
+        ("cutlass.cute.testing", "benchmark"),
         ("torch._inductor.runtime.triton_heuristics", "run"),
         ("__main__", "bench_all"),
         ("my_benchmarks.attention", "bench_flash"),

@@ -17,6 +17,8 @@ _TUNING_MODULE = re.compile(
     r"auto_?tun|(?:^|[._])tuner|torch\._inductor\.(?:runtime\.(?:triton_heuristics|coordinate_descent)"
     r"|select_algorithm|codegen\.multi_kernel|fx_passes\.pad_mm)"
 )
+# Functions that say it themselves, wherever they are (CuTeDSL's autotuner lives among its test helpers).
+_TUNING_FUNCTION = re.compile(r"bench\w*autotun|autotun\w*bench")
 # Functions of these modules that try configurations; others of the same modules launch the winner.
 _TRYING = re.compile(
     r"bench|profil|measure|tun(?:e|ing)(?:_|$)|^tune|_trial|should_pad|pick_algo|check_correct"
@@ -59,7 +61,11 @@ class Caller:
 
 def is_trial(module: str, function: str) -> bool:
     """Whether a frame of this module and function is an autotuner trying out a configuration."""
-    if _TUNING_MODULE.search(module) is None or module == "__main__":
+    if module == "__main__":
+        return False
+    if _TUNING_FUNCTION.search(function) is not None:
+        return True
+    if _TUNING_MODULE.search(module) is None:
         return False
     return _TRYING.search(function) is not None and _WINNER.match(function) is None
 

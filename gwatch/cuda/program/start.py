@@ -110,10 +110,14 @@ class Process:
 
             self._session = start_session(self._text)
             self._session.on_first_launch = self.launching
-        except Exception as error:
+        except ImportError as error:
             self._problem = (
-                str(error) if hasattr(error, "code") else f"[internal] {type(error).__name__}: {error}"
+                f"[dependency-missing] {sys.executable} lacks what gwatch needs ({error}); pip install "
+                "'gwatch-sass[gpu]' there"
             )
+        except Exception as error:
+            coded = hasattr(error, "code")
+            self._problem = str(error) if coded else f"[internal] {type(error).__name__}: {error}"
 
     def forked(self) -> None:
         """In a forked child: a child of a process that has not used CUDA may use it, and is watched like one that

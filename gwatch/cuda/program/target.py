@@ -83,10 +83,7 @@ def _refuse_isolation(arguments: Sequence[str]) -> None:
 
 
 def environment(options: ProgramOptions, base: Mapping[str, str]) -> dict[str, str]:
-    """Environment of the program: gwatch's bootstrap folder in front, gwatch itself at the end of its path."""
-    package = str(Path(__file__).resolve().parents[3])
+    """Environment of the program: gwatch's bootstrap folder in front of its path."""
     given = [part for part in base.get("PYTHONPATH", "").split(os.pathsep) if part]
     path = [str(BOOTSTRAP), *(part for part in given if part != str(BOOTSTRAP))]
-    if package not in path:
-        path.append(package)
     return {**base, "PYTHONPATH": os.pathsep.join(path), VARIABLE: options.to_text()}
