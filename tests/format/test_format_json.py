@@ -140,7 +140,7 @@ def test_splice_results_keep_their_keys_as_text(tmp_path):
     assert data["sections"][1]["data"]["runs"][0]["splice_results"] == {"sites": {"0": {"spliced": "plain"}}}
 
 
-@pytest.mark.parametrize("name", ["trace.yaml", "trace.txt", "trace", "trace.pftrace"])
+@pytest.mark.parametrize("name", ["trace.yaml", "trace.txt", "trace", "trace.pb"])
 def test_other_formats_are_refused_by_name(name, tmp_path):
     with pytest.raises(ValueError, match=r"\[unknown-format\]"):
         report(specialised()).render(tmp_path / name)

@@ -88,9 +88,10 @@ def site_stats(trace: Trace) -> list[dict[str, Any]]:
     # Sorting 16-bit numbers takes linear time, and site ids nearly always are.
     small = len(trace) and trace.site.min() >= 0 and trace.site.max() < 1 << 16
     order = np.argsort(trace.site.astype(np.uint16) if small else trace.site, kind="stable")
-    sites, starts = np.unique(trace.site[order], return_index=True)
+    sorted_sites = trace.site[order]
+    starts = np.flatnonzero(starts_of(sorted_sites))
     ends = np.append(starts, len(order))[1:]
-    for site, lo, hi in zip(sites, starts, ends, strict=True):
+    for site, lo, hi in zip(sorted_sites[starts], starts, ends, strict=True):
         mine = order[lo:hi]
         row, time, seg = trace.row[mine], trace.time[mine], segment[mine]
         n_rows = int(starts_of(row).sum())

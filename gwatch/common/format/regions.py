@@ -119,15 +119,17 @@ def pair(trace: Trace, regions: tuple[Region, ...]) -> tuple[Intervals, tuple[Pa
     opened = _joined([p[0] for p in paired])
     closed = _joined([p[1] for p in paired])
     which = np.repeat(np.arange(len(paired), dtype=np.int32), [len(p[0]) for p in paired])
-    row, start = trace.row[opened], trace.time[opened]
-    end = np.maximum(start, trace.time[closed])
     # Records are ordered by row and time: sorting by the entry's place merges the regions' sorted lists.
     order = np.argsort(opened, kind="stable")
-    if (np.diff(opened[order]) == 0).any() or falls(row[order], start[order]):
+    opened, closed, which = opened[order], closed[order], which[order]
+    row, start = trace.row[opened], trace.time[opened]
+    end = np.maximum(start, trace.time[closed])
+    if bool((opened[1:] == opened[:-1]).any()) or falls(row, start):
         order = np.lexsort((which, -end, start, row))
-    row, start, end = row[order], start[order], end[order]
+        row, start, end = row[order], start[order], end[order]
+        opened, closed, which = opened[order], closed[order], which[order]
     depth = _depths(row, start, end)
-    return (Intervals(row, which[order], start, end, depth, opened[order], closed[order]),
+    return (Intervals(row, which, start, end, depth, opened, closed),
             tuple(p[2] for p in paired))
 
 
