@@ -125,6 +125,8 @@ def test_the_trace_schema_accepts_a_report(capsys: pytest.CaptureFixture[str], t
 def test_the_skill_is_printed_and_written(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["skill"]) == 0
     assert capsys.readouterr().out == skill_text()
+    assert main(["skill", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"name": "gwatch", "text": skill_text()}
     assert main(["skill", "-o", str(tmp_path / "a" / "SKILL.md")]) == 0
     assert (tmp_path / "a" / "SKILL.md").read_text() == skill_text()
     head = re.match(r"---\nname: gwatch\ndescription: (.+)\n---\n", skill_text())
@@ -160,3 +162,12 @@ def test_figures_of_the_skill_are_those_of_the_code() -> None:
     assert f"steps by {TIMER_STEP_NS} ns" in text and f"newest {DEFAULT_DEPTH} records" in text
     assert PROBE_SHARE == 0.25 and "shorter than four of them" in text
     assert STEADY == 3 and "the third launch of a shape" in text
+
+
+def test_commands_of_the_agents_page_parse() -> None:
+    text = (ROOT / "docs" / "agents.md").read_text(encoding="utf-8")
+    blocks = "\n".join(re.findall(r"```\n(.+?)```", text, re.DOTALL))
+    lines = re.findall(r"`(gwatch [^`]+)`", text) + re.findall(r"^(gwatch .+)$", blocks, re.MULTILINE)
+    assert len(lines) > 8
+    for line in lines:
+        parses(line)
