@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from gwatch.errors import ParseError
 
 if TYPE_CHECKING:
-    from gwatch.inspect.report import Report
+    from gwatch.inspect.report import ImageReport, Report
     from gwatch.inspect.rules import Rule
     from gwatch.inspect.run import Request
 
@@ -64,9 +64,16 @@ def run(args: argparse.Namespace) -> int:
     from gwatch.inspect.run import inspect
 
     request = _request(args)
+    streamed = not request.facts and args.output is None
     with open_executor(args.jobs, args.executor) as (executor, workers), _progress(args.paths) as progress:
         report = inspect(
-            args.paths, request, executor=executor, workers=workers, extract=args.extract, progress=progress
+            args.paths,
+            request,
+            executor=executor,
+            workers=workers,
+            extract=args.extract,
+            progress=progress,
+            finished=_print_listing if streamed else None,
         )
     text = _rendered(report, args)
     if args.output is not None:
@@ -76,6 +83,12 @@ def run(args: argparse.Namespace) -> int:
     else:
         sys.stdout.write(text)
     return 1 if report.violations else 0
+
+
+def _print_listing(image: ImageReport) -> None:
+    """Print a listing as soon as it is there, and let go of it."""
+    sys.stdout.write(image.sass or f"{image.path}: {image.problem}\n")
+    image.sass, image.printed = "", True
 
 
 def _request(args: argparse.Namespace) -> Request:
@@ -115,7 +128,8 @@ def _rendered(report: Report, args: argparse.Namespace) -> str:
     if args.format == "github":
         return text.github(report)
     if args.sass:
-        listings = [image.sass or f"{image.path}: {image.problem}\n" for image in report.images]
+        left = [image for image in report.images if not image.printed]
+        listings = [image.sass or f"{image.path}: {image.problem}\n" for image in left]
         return "".join(listings) + "".join(f"{line}\n" for line in text.violations(report))
     return text.render(report)
 

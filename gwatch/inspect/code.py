@@ -192,7 +192,7 @@ class Code:
     ) -> None:
         guards = (self.words[guarded, 0] >> np.uint64(12) & np.uint64(15)).tolist()
         uniform: dict[int, bool] = {}
-        for number in np.unique(self._keys[guarded]).tolist():
+        for number in np.flatnonzero(np.bincount(self._keys[guarded])).tolist():
             found = templates.isa.table.key(number)
             uniform[number] = found is not None and found.uniform_guard
         for place, guard, key in zip(guarded.tolist(), guards, self._keys[guarded].tolist(), strict=True):

@@ -103,8 +103,8 @@ class _Lines:
         prefix = np.array([len(text) for text in self.prefixes])[whole.addresses // size]
         self.column = int((np.array(widths)[self.inverse] + prefix).max()) + 2
         self.tails: dict[int, dict[int, str]] = {}
-        for width in np.unique(prefix).tolist():
-            used = np.unique(self.inverse[prefix == width])
+        for width in sorted({len(text) for text in self.prefixes}):
+            used = np.flatnonzero(np.bincount(self.inverse[prefix == width]))
             self.tails[width] = dict(zip(used.tolist(), self._tails(used.tolist(), width), strict=True))
 
     def _tails(self, numbers: list[int], prefix: int) -> list[str]:

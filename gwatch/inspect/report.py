@@ -40,7 +40,8 @@ class KernelReport:
 
 @dataclass(slots=True)
 class ImageReport:
-    """One cubin. ``also_at``: other places that hold the same bytes. ``problem``: why it could not be read."""
+    """One cubin. ``also_at``: other places that hold the same bytes. ``problem``: why it could not be read.
+    ``printed``: its listing was already written out and dropped."""
 
     path: str
     kind: str
@@ -53,6 +54,7 @@ class ImageReport:
     also_at: list[str] = field(default_factory=list)
     problem: str = ""
     sass: str = ""
+    printed: bool = False
     violations: list[Violation] = field(default_factory=list)
 
 

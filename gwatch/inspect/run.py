@@ -122,7 +122,15 @@ class _Task:
     size: int
     also_at: list[str] = field(default_factory=list)
 
+    def finish(self, finished: Callable[[ImageReport], None] | None) -> None:
+        """Wait for the report, let go of the future, tell ``finished``."""
+        self.report = self.result()
+        self.future = None
+        if finished is not None:
+            finished(self.report)
+
     def result(self) -> ImageReport:
+        """The report, waited for."""
         if self.report is not None:
             return self.report
         assert self.future is not None
@@ -146,12 +154,14 @@ def inspect(
     workers: int = 1,
     extract: Path | None = None,
     progress: Callable[[int, str], None] | None = None,
+    finished: Callable[[ImageReport], None] | None = None,
 ) -> Report:
     """Inspect everything in ``paths``.
 
     ``executor`` runs the work on cubins (any :class:`concurrent.futures.Executor`; none: here), with about
     ``2 * workers`` of them handed out at a time; the report doesn't depend on it. ``extract``: folder that gets each
-    distinct cubin as a file. ``progress`` is called with the number of cubins found so far and the path of each.
+    distinct cubin as a file. ``progress`` is called with the number of cubins found so far and the path of each,
+    ``finished`` with each cubin's report in the order found (it may take the listing out, so that not all are held).
     Raises CubinNotFound or CubinError for a path that can't be read at all.
     """
     asked = request or Request()
@@ -173,16 +183,17 @@ def inspect(
             report.extracted.append(_extract(extract, item, digest))
         if executor is None:
             tasks[digest] = _Task(None, examine(item, asked, described.near(item.path)), len(item.data))
+            tasks[digest].finish(finished)
             continue
         while waiting and (len(waiting) >= 2 * workers or in_flight + len(item.data) > IN_FLIGHT_BYTES):
-            done = waiting.popleft()
-            done.report = done.result()
-            done.future = None
-            in_flight -= done.size
+            in_flight -= waiting[0].size
+            waiting.popleft().finish(finished)
         task = _Task(executor.submit(examine, item, asked, described.near(item.path)), None, len(item.data))
         tasks[digest] = task
         waiting.append(task)
         in_flight += task.size
+    for task in waiting:
+        task.finish(finished)
     for task in tasks.values():
         image = task.result()
         image.also_at = task.also_at

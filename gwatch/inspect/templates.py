@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from gwatch.sass.control import CONTROL_MASK
 from gwatch.sass.isa import Isa, lex, tree
-from gwatch.sass.isa.model import Key
+from gwatch.sass.isa.model import Form, Key
 from gwatch.sass.isa.values import Field, number_text
 
 Words = npt.NDArray[np.uint64]
@@ -52,11 +52,31 @@ def group(*columns: Words) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]
     for column in columns:
         mixed = (mixed ^ column) * _MIX
         mixed ^= mixed >> np.uint64(29)
-    _, first, inverse = np.unique(mixed, return_index=True, return_inverse=True)
+    # numpy.unique would do, but importing numpy.ma for it costs a short command a tenth of its time.
+    order = np.argsort(mixed, kind="stable")
+    sorted_ = mixed[order]
+    starts = np.flatnonzero(
+        np.concatenate((np.ones(min(1, len(mixed)), np.bool_), sorted_[1:] != sorted_[:-1]))
+    )
+    first = order[starts]
+    inverse = np.empty(len(mixed), np.int64)
+    inverse[order] = np.repeat(np.arange(len(starts)), np.diff(np.append(starts, len(mixed))))
     if not all(np.array_equal(column[first][inverse], column) for column in columns):
         rows = np.stack(columns, axis=1)  # different rows with one mixed value: group by the rows themselves
         _, first, inverse = np.unique(rows, axis=0, return_index=True, return_inverse=True)
     return first, inverse.reshape(-1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Base:
+    """A template before reuse marks are put in."""
+
+    form: Form
+    opcode: str
+    attached: tuple[str, ...]
+    filled: list[str]
+    fields: tuple[Field | None, ...]
+    relative: bool
 
 
 class WordTemplates:
@@ -69,6 +89,7 @@ class WordTemplates:
         self._known = np.zeros(_KEYS, bool)
         self._prepared: set[int] = set()
         self._templates: dict[tuple[int, int], Template | None] = {}
+        self._bases: dict[tuple[int, int], _Base | None] = {}
         self._opcodes: dict[tuple[int, int], str | None] = {}
         self.names = {letter: self._register_names(letter) for letter in _REGISTERS}
 
@@ -81,7 +102,7 @@ class WordTemplates:
         low = words[:, 0] & np.uint64(0xFFF)
         joined = low | (words[:, 1] >> np.uint64(27) & np.uint64(1)) << np.uint64(12)
         found: npt.NDArray[np.int64] = joined.astype(np.int64)
-        for key in np.unique(found).tolist():
+        for key in np.flatnonzero(np.bincount(found)).tolist():
             if key not in self._prepared:
                 self._prepare(key)
         return found
@@ -135,7 +156,8 @@ class WordTemplates:
         high = words[:, 1]
         reuse = np.where(high >> np.uint64(45) & np.uint64(1), high & np.uint64(_REUSE >> 64), np.uint64(0))
         low = words[:, 0] & self._text_mask[0][keys]
-        high = high & self._text_mask[1][keys] | reuse
+        bare = high & self._text_mask[1][keys] & np.uint64(_MASK64 ^ _REUSE >> 64)
+        high = bare | reuse
         first, inverse = group(low, high)
         order = np.argsort(inverse, kind="stable")
         bounds = np.searchsorted(inverse[order], np.arange(len(first) + 1))
@@ -144,52 +166,56 @@ class WordTemplates:
             pair = int(low[place]), int(high[place])
             if pair not in self._templates:
                 word = int(words[place, 0]) | int(words[place, 1]) << 64
-                self._templates[pair] = self._make(int(keys[place]), word)
+                without = pair[0], int(bare[place])
+                self._templates[pair] = self._make(int(keys[place]), word, without)
             out.append((self._templates[pair], order[bounds[number] : bounds[number + 1]]))
         return out
 
-    def _make(self, number: int, word: int) -> Template | None:
+    def _make(self, number: int, word: int, pair: tuple[int, int]) -> Template | None:
+        """The template of ``word``; ``pair`` are the bits that decide about it, reuse marks aside."""
+        if pair not in self._bases:
+            self._bases[pair] = self._base(number, word & _FIXED)
+        base = self._bases[pair]
+        if base is None:
+            return None
+        form = base.form
+        reuse = form.marked(word & _FIXED, word >> 122 & 15) if word & _YIELD else ()
+        body = f"{base.opcode} {lex.fill(form.skeleton, base.attached, base.filled, reuse)}"
+        pieces = body.split(_HOLE)
+        if base.relative:  # the distance is the last value; the mark in the last piece says so
+            pieces[-1] = _HOLE + pieces[-1]
+        return Template(tuple(pieces), base.fields)
+
+    def _base(self, number: int, plain: int) -> _Base | None:
         key = self.isa.table.key(number)
-        plain = word & _FIXED
         form = key.form_of(plain) if key is not None and not plain >> 126 else None
         opcode = key.opcode_text(plain) if key is not None else None
         if key is None or form is None or opcode is None:
             return None
-        attached = []
-        for choice in form.attachments:
-            text = choice.get(plain)
-            if text is None:
-                return None
-            attached.append(text)
-        filled: list[str] = []
+        attached = [choice.get(plain) for choice in form.attachments]
+        filled: list[str | None] = []
         fields: list[Field | None] = []
         for value in form.values:
             if value.name is not None:
-                text = value.name.get(plain)
-                if text is None:
-                    return None
-                filled.append(text)
-                continue
-            place = value.field_of(plain)
-            if place is None:
-                return None
-            filled.append(_HOLE)
-            fields.append(place)
-        reuse = form.marked(plain, word >> 122 & 15) if word & _YIELD else ()
-        body = f"{opcode} {lex.fill(form.skeleton, tuple(attached), filled, reuse)}"
-        if key.is_relative(opcode.split(".")) and form.values and form.values[-1].kind == "I" and fields:
-            # The distance is the last value; the mark in the last piece says so.
-            return Template((*body.split(_HOLE)[:-1], _HOLE + body.split(_HOLE)[-1]), tuple(fields))
-        return Template(tuple(body.split(_HOLE)), tuple(fields))
+                filled.append(value.name.get(plain))
+            else:
+                filled.append(_HOLE)
+                fields.append(value.field_of(plain))
+        if None in attached or None in filled or None in fields:
+            return None
+        relative = key.is_relative(opcode.split(".")) and bool(fields) and form.values[-1].kind == "I"
+        texts = tuple(str(text) for text in attached), [str(text) for text in filled]
+        return _Base(form, opcode, *texts, tuple(fields), relative)
 
     def targets(self, words: Words, keys: npt.NDArray[np.int64], following: Column) -> Column:
         """Absolute byte address named by each pc-relative word, else -1; ``following``: the address behind
         each word."""
         out = np.full(len(words), -1, np.int64)
-        relative = [
-            k for k in np.unique(keys).tolist() if (key := self.isa.table.key(k)) and key.relative is not None
-        ]
-        chosen = np.flatnonzero(np.isin(keys, relative))
+        relative = np.zeros(_KEYS, np.bool_)
+        for number in np.flatnonzero(np.bincount(keys)).tolist():
+            key = self.isa.table.key(number)
+            relative[number] = key is not None and key.relative is not None
+        chosen = np.flatnonzero(relative[keys])
         if len(chosen):
             for template, members in self.grouped(words[chosen], keys[chosen]):
                 if template is not None and template.pieces[-1].startswith(_HOLE) and template.fields[-1]:
@@ -246,7 +272,7 @@ class Filler:
         if kind == "I":
             return [f"{v:#x}" for v in values.tolist()]
         zero = self.templates.isa.zero
-        known: dict[int, str] = {v: number_text(kind, v, zero) for v in np.unique(values).tolist()}
+        known: dict[int, str] = {v: number_text(kind, v, zero) for v in set(values.tolist())}
         return [known[v] for v in values.tolist()]
 
 

@@ -139,7 +139,7 @@ def _integer(data: dict[str, Any], key: str) -> int | None:
 def _metadata(text: Text) -> dict[str, Any] | None:
     try:
         data = json.loads(text.text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return data if isinstance(data, dict) and "num_warps" in data and "name" in data else None
 

@@ -165,6 +165,15 @@ def test_copies_are_folded_and_extracted_once(tmp_path: Path) -> None:
     assert Path(written).name == f"a-{image.sha256[:12]}.cubin"
 
 
+def test_text_nested_beyond_reason_is_no_metadata(tmp_path: Path) -> None:
+    folder = tmp_path / "cache"
+    folder.mkdir()
+    (folder / "kernel.json").write_text("[" * 200_000)
+    (folder / "kernel.cubin").write_bytes(COPY_CUBIN)
+    report = inspect([folder])
+    assert [image.problem for image in report.images] == [""]
+
+
 def test_an_unknown_architecture_is_named_and_still_extracted(tmp_path: Path) -> None:
     old = bytearray(COPY_CUBIN)
     old[48:52] = (0x06003502).to_bytes(4, "little")  # e_flags: SM 53

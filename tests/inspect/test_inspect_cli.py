@@ -9,7 +9,7 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from inspect_support import COPY_CUBIN, COPY_NAME, FIXTURES, TRITON, WRAPPER, make_pt2
+from inspect_support import COPY_CUBIN, COPY_NAME, FIXTURES, TRITON, WRAPPER, cuobjdump, make_pt2
 
 from gwatch.cli.main import main
 from gwatch.inspect.demangle import demangle, short
@@ -138,3 +138,12 @@ def test_the_module_starts_without_slow_imports() -> None:
     code = "import sys, gwatch.cli.inspect; print([m for m in ('numpy', 'lark', 'rich') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_listings_are_written_in_order_whatever_the_parallelism(capsys: pytest.CaptureFixture[str]) -> None:
+    files = [str(TRITON / f"{name}.cubin") for name in ("mask", "aligned", "stride")]
+    outputs = []
+    for jobs in ("1", "2"):
+        assert main(["inspect", "--sass", *files, "--jobs", jobs]) == 0
+        outputs.append(capsys.readouterr().out)
+    assert outputs[0] == outputs[1] == "".join(cuobjdump("-sass", name) for name in files)
