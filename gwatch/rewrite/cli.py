@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gwatch.errors import SiteError, TraceError
+from gwatch.errors import GWatchError, SiteError, TraceError
 
 if TYPE_CHECKING:
     from gwatch.cuda.binary.cubin import Cubin
@@ -40,11 +40,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="patched cubin; its site map goes to FILE's .map.json",
     )
-    parser.add_argument("--clock", choices=("gpu", "sm", "anchor"), default="gpu")
+    parser.add_argument(
+        "--clock",
+        choices=("gpu", "sm", "anchor"),
+        default="gpu",
+        help="gpu: the timer (ns, default); sm: cycles of each SM; anchor: cycles that `gwatch decode` maps to ns",
+    )
     parser.add_argument(
         "--depth", type=int, default=32, help="records kept per thread, rounded up to a power of two"
     )
-    parser.add_argument("--keep", choices=("newest", "first"), default="newest")
+    parser.add_argument(
+        "--keep", choices=("newest", "first"), default="newest", help="which records stay when more are made"
+    )
     parser.add_argument(
         "--duration-ns", type=float, help="how long the launch takes untraced, where over a millisecond"
     )
@@ -258,18 +265,26 @@ def _list(cubin: Cubin, kernel: KernelDef, args: argparse.Namespace) -> int:
         place = f"{file.rsplit('/', 1)[-1]}:{line}" if file else ""
         if wanted is None or wanted.search(text) or (place and wanted.search(place)):
             rows.append({"index": index, "pc": index * size, "line": place, "instruction": text.rstrip(" ;")})
-    free = _free_registers(cubin, kernel)
+    free: dict[str, str] | None = None
+    unknown = None
+    try:
+        free = _free_registers(cubin, kernel)
+    except GWatchError as error:
+        # A listing needs no instruction table: say why nothing can be inserted, and list.
+        unknown = str(error)
     if args.json:
         import json
 
-        _write(
-            json.dumps(
-                {"kernel": kernel.name, "arch": cubin.arch.name, "free": free, "instructions": rows}, indent=1
-            )
-        )
+        listing = {"kernel": kernel.name, "arch": cubin.arch.name, "free": free, "instructions": rows}
+        if unknown:
+            listing["free_unknown"] = unknown
+        _write(json.dumps(listing, indent=1))
     else:
         _write(f"{kernel.name} ({cubin.arch.name}), {kernel.register_count} registers")
-        _write("free at every instruction: " + "; ".join(free.values()))
+        if free is not None:
+            _write("free at every instruction: " + "; ".join(free.values()))
+        else:
+            _write(f"free registers not known: {unknown}")
         shown: list[tuple[str, ...]] = [("index", "pc", "line", "instruction")]
         shown += [(str(r["index"]), f"{r['pc']:#x}", str(r["line"]), str(r["instruction"])) for r in rows]
         _write(_table(shown))

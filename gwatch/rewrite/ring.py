@@ -16,6 +16,7 @@ zero is a slot that nobody wrote (the loader must hand over zeroed memory).
 from __future__ import annotations
 
 import enum
+import math
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -414,6 +415,18 @@ class RingLayout:
         if len(grid) != 3 or len(block) != 3:
             raise TraceError("ring-geometry", f"grid {grid}, block {block} is no launch")
         return cls(fmt, grid, block, slots)
+
+
+def checked_duration(duration_ns: float | None) -> float:
+    """A launch's duration in ns as told by a caller, 0.0 for None.
+
+    Raises TraceError ``trace-duration`` for what is negative or no finite number (no comparison with a limit would
+    notice a NaN).
+    """
+    duration = duration_ns or 0.0
+    if not 0.0 <= duration < math.inf:
+        raise TraceError("trace-duration", f"a duration of {duration} ns", "give nanoseconds, 0 or more")
+    return duration
 
 
 def unarmed_descriptor(fmt: RingFormat) -> bytes:

@@ -42,5 +42,5 @@ def split_ring_file(data: bytes) -> tuple[RingLayout | None, float | None, memor
         duration = meta["duration_ns"]
         layout = RingLayout.from_json(meta["layout"])
         return layout, None if duration is None else float(duration), view[head + 4 + length :]
-    except (ValueError, KeyError, TypeError, struct.error) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError, struct.error) as error:
         raise TraceError("ring-file", f"the ring file's description is damaged: {error}") from None

@@ -17,6 +17,7 @@ from gwatch.rewrite.ring import (
     RecordKind,
     RingFormat,
     RingLayout,
+    checked_duration,
     round_depth,
     unarmed_descriptor,
 )
@@ -165,15 +166,15 @@ def choose_format(
 ) -> tuple[RingFormat, bool]:
     """(record format, whether records carry clock pairs) for sites, clock and the launch's expected duration.
 
-    Raises TraceError ``[trace-clock]``, ``[trace-keep]``, ``[trace-depth]``, and ``[trace-too-long]`` where
-    no record holds both the value and a time that stays exact.
+    Raises TraceError ``[trace-clock]``, ``[trace-keep]``, ``[trace-depth]``, ``[trace-duration]``,
+    and ``[trace-too-long]`` where no record holds both the value and a time that stays exact.
     """
     if clock not in CLOCKS:
         raise TraceError("trace-clock", f"clock {clock!r}", " or ".join(CLOCKS))
     if keep not in [item.value for item in Keep]:
         raise TraceError("trace-keep", f"keep {keep!r}", "newest or first")
     bits = max(site.record_bits for site in sites)
-    duration = duration_ns or 0.0
+    duration = checked_duration(duration_ns)
     pairs = clock == "anchor" and duration >= PAIRS_NS
     kind = RecordKind.WIDE if bits or pairs else RecordKind.NARROW
     seconds = f"the kernel takes {duration / 1e9:.3g} s"

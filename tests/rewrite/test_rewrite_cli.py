@@ -76,6 +76,22 @@ def test_listing(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(capsys.readouterr().out)["instructions"] == []
 
 
+def test_listing_needs_no_instruction_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = Path(__file__).parents[1] / "binary" / "data"
+    command = ["rewrite", str(data / "holders_sm120.cubin"), "--kernel", "choose", "--list", "--only", "EXIT"]
+    with_table = ["rewrite", str(data / "holders_sm90.cubin"), *command[2:]]
+    assert main(command) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "(sm_120)" in lines[0] and lines[1].startswith("free registers not known: [")
+    assert all(line.split()[-1] == "EXIT" for line in lines[3:]) and len(lines) > 3
+    assert main([*command, "--json"]) == 0
+    listing = json.loads(capsys.readouterr().out)
+    assert listing["free"] is None and listing["free_unknown"].startswith("[") and len(listing["instructions"]) > 0
+    assert main([*with_table, "--json"]) == 0
+    listing = json.loads(capsys.readouterr().out)
+    assert set(listing["free"]) == {"R", "UR", "P"} and "free_unknown" not in listing
+
+
 @pytest.mark.parametrize(
     ("extra", "code"),
     [
@@ -90,6 +106,9 @@ def test_listing(capsys: pytest.CaptureFixture[str]) -> None:
         (["--site", "42,reg=R1:64"], "site-register"),
         (["--site", "3", "--depth", "0"], "trace-depth"),
         (["--site", "3,reg=R4:64", "--duration-ns", "5e9"], "trace-too-long"),
+        (["--site", "3", "--duration-ns", "nan"], "trace-duration"),
+        (["--site", "3", "--duration-ns=-5"], "trace-duration"),
+        (["--site", "3", "--duration-ns", "inf"], "trace-duration"),
         (["--site", "3", "--exclude", "Q3"], "site-syntax"),
         (["--site", "3", "--kernel", "softmax"], "kernel-not-found"),
         ([], "no-site"),

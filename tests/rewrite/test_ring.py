@@ -147,11 +147,14 @@ def test_ring_files_describe_themselves() -> None:
     got, duration, data = split_ring_file(prefix + b"abc")
     assert (got, duration, bytes(data)) == (layout, 1.5e6, b"abc")
     assert split_ring_file(b"anything else")[:2] == (None, None)
+    endless = prefix[12:].replace(b"1500000.0", b"9" * 400)
     for damaged in (
         prefix[:10],
         prefix[:40],
         prefix.replace(b'"grid"', b'"grib"'),
         prefix[:12] + b"{" + prefix[13:],
+        prefix[:8] + struct.pack("<I", 200_000) + b"[" * 200_000,
+        prefix[:8] + struct.pack("<I", len(endless)) + endless,
     ):
         if damaged != prefix:
             with pytest.raises(TraceError, match=r"^\[(ring-file|ring-format)\]"):

@@ -185,6 +185,13 @@ def test_a_launch_too_long_for_its_records_is_refused() -> None:
         decode_ring(late.data, layout, late.map)
 
 
+@pytest.mark.parametrize("duration", [float("nan"), float("inf"), -1.0])
+def test_a_duration_that_is_none_is_refused(duration: float) -> None:
+    layout = RingLayout.for_launch(NARROW, (1, 1, 1), (32, 1, 1))
+    with pytest.raises(TraceError, match=r"^\[trace-duration\]"):
+        decode_ring(bytes(layout.data_bytes), layout, site_map("sm", NARROW, [site(0)]), duration)
+
+
 def test_an_unknown_duration_is_said() -> None:
     layout = RingLayout.for_launch(NARROW, (1, 1, 1), (32, 1, 1))
     writer = Writer(layout, site_map("sm", NARROW, [site(0)]), Clocks(), 1)

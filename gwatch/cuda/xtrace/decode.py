@@ -24,7 +24,7 @@ from gwatch.cuda.xtrace.clocks import (
 )
 from gwatch.cuda.xtrace.records import RingReader
 from gwatch.errors import TraceError
-from gwatch.rewrite.ring import CANARY, HEADER_DTYPE, LANES, RecordKind, RingLayout
+from gwatch.rewrite.ring import CANARY, HEADER_DTYPE, LANES, RecordKind, RingLayout, checked_duration
 from gwatch.rewrite.sitemap import SiteMap
 
 
@@ -64,8 +64,9 @@ def decode_ring(
     ``duration_ns`` is an upper bound of the launch's duration, used to prove that neither clocks nor
     sequences wrapped; without it the result carries warnings. Raises TraceError ``ring-size``,
     ``ring-format``, ``not-run`` (an untouched ring: the driver did not run the patched code),
-    ``ring-incomplete``, ``ring-corrupt``, ``trace-too-long``.
+    ``ring-incomplete``, ``ring-corrupt``, ``trace-too-long``, ``trace-duration``.
     """
+    checked_duration(duration_ns)
     raw = np.frombuffer(data, np.uint8)
     if raw.size != layout.data_bytes:
         raise TraceError(
@@ -153,7 +154,7 @@ def _check_duration(headers: npt.NDArray[np.void], site_map: SiteMap, duration_n
     limit = TIMER_WRAP_NS if site_map.clock == "gpu" or long else CYCLE_WRAP_NS
     # The warps' entry times alone bound the duration from below, whatever the caller said.
     seen = float(int(headers["ns_in"].max()) - int(headers["ns_in"].min())) if len(headers) else 0.0
-    longest = max(seen, duration_ns or 0.0)
+    longest = max(seen, checked_duration(duration_ns))
     if longest >= limit:
         raise TraceError(
             "trace-too-long",
