@@ -11,7 +11,8 @@ wait mask    116-121  scoreboards that must be zero before this instruction issu
 reuse        122-125  operand positions a, b, c, d kept in the operand cache (shown as ``.reuse`` only with yield 1)
 ===========  =======  ==========================================================================================
 
-Bits 126 and 127 are 0 in every instruction. Which combinations an opcode admits is part of its table (:mod:`gwatch.sass.isa`), not of this module.
+Bits 126 and 127 are 0 in every instruction. Which combinations an opcode admits is part of its table
+(:mod:`gwatch.sass.isa`), not of this module.
 """
 
 from __future__ import annotations
