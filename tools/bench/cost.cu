@@ -129,19 +129,30 @@ __global__ void __launch_bounds__(1024) issue_bound(float *out, longlong4 *spans
         spans[t / 32] = make_longlong4(start, stop, sm(), 0);
 }
 
-// A copy of 16-byte elements: a CTA moves one tile at a time, eight elements in flight a thread.
-__global__ void __launch_bounds__(256) copy(const uint4 *__restrict__ from, uint4 *__restrict__ to, long long n)
+} // extern "C"
+
+// A copy of 16-byte elements: a CTA moves one tile at a time, UNROLL elements in flight a thread. n is a whole number
+// of tiles of the largest shape.
+template <int UNROLL>
+__device__ __forceinline__ void copy_tiles(const uint4 *__restrict__ from, uint4 *__restrict__ to, long long n)
 {
+    const long long tile = (long long)blockDim.x * UNROLL;
 #pragma unroll 1
-    for (long long i = (long long)blockIdx.x * 2048 + threadIdx.x; i < n; i += (long long)gridDim.x * 2048) {
-        uint4 v[8];
+    for (long long i = blockIdx.x * tile + threadIdx.x; i < n; i += gridDim.x * tile) {
+        uint4 v[UNROLL];
 #pragma unroll
-        for (int k = 0; k < 8; ++k)
-            v[k] = __ldcs(from + i + k * 256);
+        for (int k = 0; k < UNROLL; ++k)
+            v[k] = from[i + k * blockDim.x];
 #pragma unroll
-        for (int k = 0; k < 8; ++k)
-            __stcs(to + i + k * 256, v[k]);
+        for (int k = 0; k < UNROLL; ++k)
+            to[i + k * blockDim.x] = v[k];
     }
 }
+
+extern "C" {
+
+__global__ void __launch_bounds__(1024) copy_1(const uint4 *from, uint4 *to, long long n) { copy_tiles<1>(from, to, n); }
+__global__ void __launch_bounds__(1024) copy_2(const uint4 *from, uint4 *to, long long n) { copy_tiles<2>(from, to, n); }
+__global__ void __launch_bounds__(1024) copy_4(const uint4 *from, uint4 *to, long long n) { copy_tiles<4>(from, to, n); }
 
 } // extern "C"
