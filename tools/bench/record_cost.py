@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import statistics
 import subprocess
 import sys
@@ -60,6 +61,13 @@ def loop_head(cubin: Cubin, kernel: str) -> int:
                 best = max(best, (start - target, target))
     assert best[1] >= 0, f"{kernel} has no loop"
     return best[1] // definition.cfg.instruction_size
+
+
+def accumulator(cubin: Cubin, kernel: str, head: int) -> int:
+    """The register that the loop's first FMA adds up in: always written, never in flight at the head."""
+    texts = [i.str(flatten=True) for i in cubin.get_kerneldef_by_name(kernel).list_instructions]
+    found = next(match for text in texts[head:] if (match := re.match(r"FFMA R(\d+),", text)))
+    return int(found[1])
 
 
 class Loop:
@@ -111,9 +119,10 @@ def chain(path: Path, rounds: int) -> list[dict[str, Any]]:
     ring = cupy.zeros(264 * 1024 * 32 * 2, cupy.uint32)
     for kernel in LOOPS:
         head = loop_head(cubin, kernel)
+        running = accumulator(cubin, kernel, head)
         plans = {}
         for name, (clock, warp, value) in SITES.items():
-            site = SassTraceSite(head, warp_level=warp, value_reg=2 if value else None)
+            site = SassTraceSite(head, warp_level=warp, value_reg=running if value else None)
             plans[name] = plan_trace(cubin, kernel, [site], clock=clock, depth=32)
         for shape, size in SHAPES.items():
             plain = Loop(path, kernel, size, ring)
