@@ -110,8 +110,11 @@ def _trace(cubin: Cubin, kernel: KernelDef, args: argparse.Namespace) -> int:
     sidecar = args.output.with_suffix(".map.json")
     if sidecar.exists() and sidecar.samefile(args.cubin):
         raise SiteError("output-is-input", f"{sidecar} is the input", "name another output")
-    write_atomically(args.output, plan.data)
+    if args.output.is_dir():
+        raise TraceError("write-failed", f"cannot write {args.output}: it is a directory", "name a file")
+    # The longer name first: where it can't be written, nothing is.
     write_atomically(sidecar, plan.site_map.to_bytes() + b"\n")
+    write_atomically(args.output, plan.data)
     report = _report(cubin, plan.rewritten, len(plan.data), args.output)
     report["map"] = str(sidecar)
     report["sites"] = _site_rows(plan)

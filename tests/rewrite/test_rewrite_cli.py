@@ -135,6 +135,20 @@ def test_the_input_is_never_overwritten(tmp_path: Path, capsys: pytest.CaptureFi
     assert copy.read_bytes() == MATMUL.read_bytes() and len(list(tmp_path.iterdir())) == 1
 
 
+@pytest.mark.parametrize("occupied", ["out.cubin", "out.map.json"])
+def test_both_files_are_written_or_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], occupied: str
+) -> None:
+    (tmp_path / occupied).mkdir()
+    assert main(["rewrite", str(MATMUL), "--site", "3", "-o", str(tmp_path / "out.cubin")]) == 2
+    assert capsys.readouterr().err.startswith("gwatch: [write-failed]")
+    assert [path.name for path in tmp_path.iterdir()] == [occupied]
+    long = "x" * 235 + ".cubin"
+    assert main(["rewrite", str(MATMUL), "--site", "3", "-o", str(tmp_path / long)]) == 2
+    assert capsys.readouterr().err.startswith("gwatch: [write-failed]")
+    assert [path.name for path in tmp_path.iterdir()] == [occupied]
+
+
 def test_a_patched_cubin_is_not_patched_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments(tmp_path / "out.cubin")) == 0
     capsys.readouterr()
