@@ -32,8 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     views.add_argument("--diff", metavar="REPORT", help="compare with another report: it is before, this is after")
     views.add_argument("--longest-bubble", action="store_true", help="the ten longest bubbles")
     views.add_argument("--longest", metavar="SCOPE", help="the ten longest intervals of a scope")
-    parser.add_argument("--sample", default="32", metavar="N",
-                        help="rows in the timeline (default 32, 0 = all)")
+    parser.add_argument("--sample", metavar="N", help="rows in the timeline (default 32, beside a list of runs 16; "
+                        "0 = all)")
     parser.add_argument("--sort-by", metavar="KEY",
                         help="timeline order: tid, active, bubble, lifetime, or a scope")
     parser.add_argument("--human", action="store_true",
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     if args.output is not None:
         _check_output(args.output, args.force)
     full, number = _choose(report, args.run)
-    sample = _integer(args.sample, "--sample", 0)
+    sample = _integer(args.sample, "--sample", 0) if args.sample is not None else None
     narrowed = _narrow(full, args)
     before = None
     if args.diff is not None:
@@ -144,7 +144,7 @@ def _summary(run: Any, full: Any, before: Any, runs: list[Any]) -> dict[str, Any
             **({"diff": compare_runs(before, run)} if before is not None else {})}
 
 
-def _views(run: Any, full: Any, before: Any, number: int, runs: list[Any], sample: int,
+def _views(run: Any, full: Any, before: Any, number: int, runs: list[Any], sample: int | None,
            args: argparse.Namespace) -> list[str]:
     from gwatch.common.format import timeline, views, views_more
     from gwatch.common.format.text import Style
@@ -185,6 +185,8 @@ def _views(run: Any, full: Any, before: Any, number: int, runs: list[Any], sampl
         blocks.append(views.outliers_view(run, style))
     if args.longest is not None:
         blocks.append(views.longest_view(run, args.longest, style))
+    if sample is None:
+        sample = 16 if default and len(runs) > 1 else 32
     if default or args.timeline:
         blocks.append(timeline.timeline_view(run, style, sample, args.sort_by))
     blocks.append(_next(run, args, number, style))

@@ -8,7 +8,7 @@ import sys
 
 import numpy as np
 import pytest
-from format_synth import REGIONS, ROLES, specialised
+from format_synth import REGIONS, ROLES, result_of, specialised
 
 from gwatch.cli.main import main
 from gwatch.common.format import File, Section, Section_IntraKernelTrace
@@ -149,3 +149,20 @@ def test_without_pandas_it_says_what_to_install():
     script = ("import sys; sys.modules['pandas'] = None\nfrom gwatch.common.format import File\nFile().to_pandas()\n")
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     assert done.returncode == 1 and "[pandas-missing]" in done.stderr
+
+
+def test_the_default_view_of_many_runs_stays_short(tmp_path, capsys):
+    regions = [(k, k + 1, f"region with a rather long name {k}") for k in range(40)]
+    rows = {(b, w): [(s, 1000 * b + 40 * (60 * i + s)) for i in range(5) for s in range(41)]
+            for b in range(8) for w in range(8)}
+    result = result_of(rows, (8, 1, 1), (256, 1, 1), warnings=["w" * 300] * 9, kernel_prototype="k" * 400)
+    section = Section_IntraKernelTrace()
+    for _ in range(3):
+        section.add_run(result, regions, {label: label[-12:] for _, _, label in regions})
+    file = File()
+    file.add_section(section)
+    file.render(tmp_path / "a.gwatch")
+    assert main(["show", *[str(tmp_path / "a.gwatch")] * 8]) == 0
+    out = capsys.readouterr().out
+    assert len(out.split("\n")) <= 120 and len(out.encode()) <= 20_000
+    assert "... 12 more (--run N)" in out

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 from format_pages import counted, needs_browser, page
@@ -119,4 +121,71 @@ def test_a_wait_is_named_with_what_ended_before_it(browser, tmp_path):
     assert after["0"] < before["0"]
     words = browser.text(".run")
     assert "Who waits for whom" in words
+    assert browser.problems == []
+
+
+def jump(browser, text):
+    """Type into the jump field; returns the state line, or None where the text is refused."""
+    browser.ask(f"(() => {{ const j = document.querySelector('.jump'); j.value = {json.dumps(text)};"
+                " j.dispatchEvent(new KeyboardEvent('keydown', {key: 'Enter'})); })()")
+    browser.frame()
+    bad = browser.ask("document.querySelector('.jump').classList.contains('bad')")
+    return None if bad else browser.text(".state")
+
+
+@needs_browser
+def test_jumping_to_places_and_to_the_longest_runs(browser, tmp_path):
+    result = specialised(blocks=8)
+    browser.open(page(tmp_path, result))
+    run = run_of(result, REGIONS, ROLES)
+    iv, base = run.intervals, run.time_range[0]
+    length = np.where(run.scope == run.labels.index("math"), iv.end - iv.start, -1)
+    longest = sorted(length.tolist(), reverse=True)
+    for n in range(3):
+        state = jump(browser, "math")
+        assert state.startswith(f"math: number {n + 1} by length, {longest[n]} ns at b")
+    best = int(np.argmax(length))
+    block = int(run.trace.rows.block[iv.row[best]])
+    jump(browser, "store")
+    assert jump(browser, "math").startswith(f"math: number 1 by length, {longest[0]} ns at b{block} w")
+    # A place as the text views print it: its block opens, the time is in the middle of the view.
+    assert jump(browser, "b5 w3 +1.50 µs").startswith("8 of 64 rows · 1.")
+    assert browser.ask("document.querySelector('.filter').value") == "block 5"
+    assert jump(browser, "+300 ns").startswith("8 of 64 rows · ")
+    low, high = browser.text(".state").split(" · ")[1].split(" to ")
+    assert float(low.split()[0]) < 300 < float(high.split()[0]) and low.endswith("ns") and high.endswith("ns")
+    for bad in ("b99 w0", "b5 w9", "nothing", "+99 s", "+5 cyc", ""):
+        assert jump(browser, bad) is None
+    assert base > 0 and browser.problems == []
+
+
+@needs_browser
+def test_rows_by_block_and_warpgroup(browser, tmp_path):
+    browser.open(page(tmp_path, specialised(blocks=4)))
+    browser.ask("document.querySelector('.all').click()")
+    for order in ("block", "warpgroup"):
+        browser.ask(f"(() => {{ const o = document.querySelector('.order'); o.value = '{order}';"
+                    " o.dispatchEvent(new Event('change')); })()")
+        browser.frame()
+        assert browser.text(".state").startswith("32 rows")
+    browser.ask("(() => { const f = document.querySelector('.filter'); f.value = 'block 1 warpgroup 1';"
+                " f.dispatchEvent(new Event('input')); })()")
+    browser.frame()
+    assert browser.text(".state").startswith("4 of 32 rows")
+    assert browser.problems == []
+
+
+@needs_browser
+@pytest.mark.parametrize(("value", "reads"), [
+    (0x3FC00000, "value 1069547520 = 0x3fc00000 · float 1.5"), (0xFFFFFFFE, "value 4294967294 = 0xfffffffe · -2"),
+    (0x7F0012345600, "value 139638282147328 = 0x7f0012345600"), (7, "value 7 = 0x7"),
+    (0xBFF8000000000000, "value 13832806255468478464 = 0xbff8000000000000 · -4613937818241073152 · double -1.5")])
+def test_values_read_as_numbers_floats_and_addresses(browser, tmp_path, value, reads):
+    result = result_of({(0, 0): [(0, 0), (1, 100)]}, (1, 1, 1), (32, 1, 1))
+    result["records"]["value"] = value
+    browser.open(page(tmp_path, result, regions=REGIONS[:1], roles=None))
+    box = browser.box(".time")
+    browser.mouse("mouseMoved", box["left"] + 148 + (box["width"] - 148) / 2, box["top"] + 24 + 13)
+    tip = browser.text(".tip")
+    assert tip.count(reads) == 2 and (tip.endswith(reads))
     assert browser.problems == []

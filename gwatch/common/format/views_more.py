@@ -14,7 +14,7 @@ from gwatch.common.format.waits import role_table, wait_table
 
 MAX_WAITS = 15
 MAX_FINDINGS = 5
-MAX_RUNS = 16
+MAX_RUNS = 12
 
 
 def _block(title: str, lines: list[str], style: Style) -> list[str]:

@@ -1,5 +1,20 @@
 // Pointer, keyboard, selection, and what is under the pointer.
 
+// A recorded value as what it may be: a number, signed, a float or a double, an address.
+function readings(value) {
+  const view = new DataView(new ArrayBuffer(8)), narrow = value < 1n << 32n;
+  view.setBigUint64(0, value);
+  const signed = narrow ? BigInt(view.getInt32(4)) : view.getBigInt64(0);
+  const real = narrow ? view.getFloat32(4) : view.getFloat64(0);
+  const parts = [`value ${value} = 0x${value.toString(16)}`];
+  if (signed < 0n) parts.push(String(signed));
+  // Small integers and addresses read as floats are noise: shown is what a program may have meant.
+  if (real === 0 || (Math.abs(real) >= 1e-6 && Math.abs(real) < 1e9)) {
+    if (value) parts.push((narrow ? "float " : "double ") + Number(real.toPrecision(narrow ? 7 : 12)));
+  }
+  return parts.join(" · ");
+}
+
 class Panel extends Folding {
   gestures() {
     const canvas = this.canvas;
@@ -55,6 +70,12 @@ class Panel extends Folding {
       this.window(t - half, t + half);
     };
     this.linkSites();
+    $(this.root, ".jump").addEventListener("keydown", (event) => {
+      if (event.key !== "Enter") return;
+      event.preventDefault();
+      const found = this.jump(event.target.value.trim());
+      event.target.classList.toggle("bad", !found);
+    });
     this.over.addEventListener("click", jump);
     this.over.addEventListener("pointermove", jump);
   }
@@ -80,6 +101,70 @@ class Panel extends Folding {
         hold();
       });
     }
+  }
+
+  // To a place as gwatch prints it ("b4 w2 +1.33 µs", either part), or to the next longest run of a scope.
+  jump(text) {
+    const { data, meta } = this;
+    const match = /^(?:b(\d+) w(\d+)(?: t(\d+))?)?\s*(?:\+?([\d.]+)\s*(ns|µs|us|ms|s|cyc|k cyc|M cyc))?$/.exec(text);
+    if (!text || !match) return this.jumpToScope(text);
+    const [, block, warp, thread, amount, unit] = match;
+    let row = -1;
+    if (block !== undefined) {
+      const lane = thread === undefined ? null : (+thread & 31) + 1;
+      row = (this.byBlock().get(+block) || []).findIndex((r) => data.warp[r] === +warp && (lane === null || data.lane[r] === lane));
+      if (row < 0) return false;
+      row = this.byBlock().get(+block)[row];
+    }
+    const scale = { ns: 1, "µs": 1e3, us: 1e3, ms: 1e6, s: 1e9, cyc: 1, "k cyc": 1e3, "M cyc": 1e6 }[unit];
+    if (amount !== undefined && ((meta.unit === "ns") === unit.endsWith("cyc") || +amount * scale > this.span)) return false;
+    this.show(row, amount === undefined ? null : +amount * scale);
+    return true;
+  }
+
+  jumpToScope(text) {
+    const { data, meta } = this, wanted = text.toLowerCase();
+    const scope = meta.scopes.findIndex((s) => s.label.toLowerCase() === wanted);
+    const near = scope >= 0 ? scope : meta.scopes.findIndex((s) => wanted && s.label.toLowerCase().includes(wanted));
+    if (near < 0) return false;
+    if (!this.found || this.found.scope !== near) {
+      const marks = [];
+      for (let m = 0; m < data.marks; m++) if (data.scope[m] === near) marks.push(m);
+      marks.sort((a, b) => data.length[b] - data.length[a]);
+      this.found = { scope: near, marks: marks.slice(0, 1000), at: -1 };
+    }
+    if (!this.found.marks.length) return false;
+    this.found.at = (this.found.at + 1) % this.found.marks.length;
+    const m = this.found.marks[this.found.at];
+    let low = 0, high = data.rows;
+    while (high - low > 1) {
+      const middle = (low + high) >> 1;
+      if (data.first[middle] <= m) low = middle;
+      else high = middle;
+    }
+    const note = `${meta.scopes[near].label}: number ${this.found.at + 1} by length, ` +
+      `${duration(data.length[m], meta.unit)} at ${this.name(low)} +${duration(data.start[m], meta.unit)}`;
+    this.show(low, data.start[m], data.length[m], note);
+    return true;
+  }
+
+  // Brings a row (-1: any) and a time (null: any) into view.
+  show(row, time, length = 0, note = null) {
+    if (row >= 0 && !this.place.has(row)) {
+      this.filter.value = "block " + this.data.block[row];
+      this.arrange();
+    }
+    if (time !== null) {
+      const span = Math.max(length * 4, (this.extent[1] - this.extent[0]) / 20);
+      this.window(time + length / 2 - span / 2, time + length / 2 + span / 2);
+    }
+    if (row >= 0) {
+      const i = this.place.get(row), y = this.y(i, this.groupOf(i));
+      if (y < AXIS || y + this.rowHeight > this.height()) this.top += y - this.height() / 2;
+      this.hover = { x: time === null ? GUTTER : this.x(time), y: this.y(i, this.groupOf(i)) + this.rowHeight / 2 };
+    }
+    this.note = note;
+    this.draw();
   }
 
   key(event) {
@@ -235,7 +320,7 @@ class Panel extends Folding {
 
   // ---- what is under the pointer ----
   point(at) {
-    this.link = null;
+    this.link = this.note = null;
     const folded = this.foldAt(at.y);
     this.canvas.style.cursor = folded >= 0 ? "pointer" : "";
     if (folded >= 0) { this.describeFolded(folded, at); return; }
@@ -291,7 +376,7 @@ class Panel extends Folding {
     if (meta.values) {
       const key = side ? "out" : "in";
       const value = (BigInt(data[key + "_high"][mark]) << 32n) | BigInt(data[key + "_low"][mark]);
-      text += `\nvalue ${value} = 0x${value.toString(16)}`;
+      text += "\n" + readings(value);
     }
     line.textContent = text;
     tip.append(line);

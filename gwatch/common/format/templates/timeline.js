@@ -82,11 +82,13 @@ class Timeline {
     for (let r = 0; r < data.rows; r++) if (keep(r)) rows.push(r);
     const order = this.order.value, begin = (r) => (data.count[r] ? data.start[data.first[r]] : Infinity);
     const key = { id: () => 0, role: (r) => data.role[r], sm: (r) => data.sm[r], start: begin,
-      active: (r) => -data.active[r] }[order];
+      active: (r) => -data.active[r], block: (r) => data.block[r], warpgroup: (r) => this.warpgroup(r) }[order];
     rows.sort((a, b) => key(a) - key(b) || a - b);
     this.groups = [];
     const name = order === "role" && meta.roles.length ? (r) => meta.roles[data.role[r]] || "no role"
-      : order === "sm" ? (r) => (data.sm[r] ? "SM " + (data.sm[r] - 1) : "SM unknown") : () => "";
+      : order === "sm" ? (r) => (data.sm[r] ? "SM " + (data.sm[r] - 1) : "SM unknown")
+      : order === "block" ? (r) => "block " + data.block[r]
+      : order === "warpgroup" ? (r) => `block ${data.block[r]}, warpgroup ${data.warp[r] >> 2}` : () => "";
     for (let i = 0; i < rows.length; i++) {
       const label = name(rows[i]), last = this.groups[this.groups.length - 1];
       if (!last || last.label !== label) this.groups.push({ label, from: i, to: i + 1 });
@@ -94,7 +96,7 @@ class Timeline {
     }
     this.rows = rows;
     this.place = new Map(rows.map((r, i) => [r, i]));
-    this.selection = this.link = null;
+    this.selection = this.link = this.note = null;
     this.folded = this.othersFolded(rows);
     const wanted = AXIS + this.heads() + rows.length * this.tallest() + this.foldHeight(STRIPS);
     this.canvas.style.height = Math.max(120, Math.min(this.folded.length ? 600 : 520, wanted)) + "px";
@@ -122,7 +124,7 @@ class Timeline {
   predicate(text) {
     const tests = [], words = text.trim().split(/\s+/).filter(Boolean), { data, meta } = this;
     const columns = { block: (r) => data.block[r], warp: (r) => data.warp[r], sm: (r) => data.sm[r] - 1,
-      tid: (r) => this.tid(r), thread: (r) => this.tid(r) };
+      wg: (r) => data.warp[r] >> 2, warpgroup: (r) => data.warp[r] >> 2, tid: (r) => this.tid(r), thread: (r) => this.tid(r) };
     for (let i = 0; i < words.length; i += 2) {
       const word = words[i].toLowerCase().replace(/s$/, "");
       if (word === "role") {
@@ -140,6 +142,12 @@ class Timeline {
   tid(r) {
     const { data, meta } = this, lane = data.lane[r] - 1;
     return data.block[r] * meta.block_size + data.warp[r] * 32 + Math.max(0, lane);
+  }
+
+  // Four warps of a block, counted over the launch.
+  warpgroup(r) {
+    const { data, meta } = this;
+    return data.block[r] * Math.ceil(meta.warps_per_block / 4) + (data.warp[r] >> 2);
   }
 
   name(r) {
@@ -450,6 +458,7 @@ class Timeline {
     const noun = total === 1 ? "row" : "rows";
     const rows = this.rows.length === total ? `${total} ${noun}` : `${this.rows.length} of ${total} ${noun}`;
     let text = `${rows} · ${duration(Math.round(this.t0), unit)} to ${duration(Math.round(this.t1), unit)}`;
+    if (this.note) text = this.note;
     if (s) {
       text += ` · selected ${duration(Math.round(s.t1 - s.t0), unit)}`;
       if (s.rows) text += ` × ${s.rows[1] - s.rows[0] + 1} rows`;
