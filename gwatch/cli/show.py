@@ -27,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     views.add_argument("--concurrency", action="store_true", help="rows inside a region, over time")
     views.add_argument("--outliers", action="store_true", help="rows with unusual active time")
     views.add_argument("--findings", action="store_true", help="what stands out, by stated rules")
+    views.add_argument("--iterations", action="store_true", help="loops: period, pipelining, slack between roles")
     views.add_argument("--roles", action="store_true", help="who waits for whom, on what, where")
     views.add_argument("--source", action="store_true", help="sites in code order, with times")
     views.add_argument("--diff", metavar="REPORT", help="compare with another report: it is before, this is after")
@@ -129,6 +130,7 @@ def _narrow(run: Any, args: argparse.Namespace) -> Any:
 def _summary(run: Any, full: Any, before: Any, runs: list[Any]) -> dict[str, Any]:
     from gwatch.common.format.compare import compare_runs
     from gwatch.common.format.findings import findings
+    from gwatch.common.format.iterations import iteration_table, slack_table
     from gwatch.common.format.waits import role_table, wait_table
     a = run.analysis
     first = ("scope_labels", "n_threads", "n_records", "t_min", "t_max")
@@ -140,6 +142,7 @@ def _summary(run: Any, full: Any, before: Any, runs: list[Any]) -> dict[str, Any
             **{k: v for k, v in a.items() if k not in skip and k not in first and k != "launch"},
             "launch_details": a.get("launch") or {}, "filtered": run is not full,
             "findings": [f.as_dict() for f in findings(run)], "roles": role_table(run), "waits": wait_table(run),
+            "iterations": iteration_table(run), "slack": slack_table(run),
             **({"runs": [{"source": r.source, "kernel_prototype": r.kernel} for r in runs]} if len(runs) > 1 else {}),
             **({"diff": compare_runs(before, run)} if before is not None else {})}
 
@@ -157,7 +160,7 @@ def _views(run: Any, full: Any, before: Any, number: int, runs: list[Any], sampl
                          "the scopes are " + (", ".join(run.labels) or "none: the trace has no regions"),
                          run.labels)
     chosen = (args.stats, args.timeline, args.bubbles, args.concurrency, args.outliers, args.longest_bubble,
-              args.longest is not None, args.findings, args.roles, args.source, before is not None)
+              args.longest is not None, args.findings, args.roles, args.iterations, args.source, before is not None)
     default = not any(chosen)
     blocks = [views.verdict_lines(full.analysis["verdict"], style), views.header(run, number, len(runs), style)]
     if default:
@@ -177,6 +180,8 @@ def _views(run: Any, full: Any, before: Any, number: int, runs: list[Any], sampl
         blocks.append(views_more.diff_view(before, run, style))
     if args.roles:
         blocks.append(views_more.roles_view(run, style))
+    if args.iterations:
+        blocks.append(views_more.iterations_view(run, style))
     if args.source:
         blocks.append(views_more.source_view(run, style))
     if args.concurrency:

@@ -7,6 +7,7 @@ from typing import Any
 
 from gwatch.common.format.compare import SIGNIFICANCE, compare_runs
 from gwatch.common.format.findings import findings
+from gwatch.common.format.iterations import iteration_table, slack_table
 from gwatch.common.format.run import Run
 from gwatch.common.format.text import Style, clip, duration, locator, table
 from gwatch.common.format.views import WIDTH, source_line
@@ -73,6 +74,26 @@ def _waits(run: Run, style: Style) -> list[str]:
             "longest at"]
     more = [f"… {len(found) - MAX_WAITS} more kinds (--json)"] if len(found) > MAX_WAITS else []
     return ["", *_block("Waits", table(head, body, (0, 1, 6, 8)) + more, style)]
+
+
+def iterations_view(run: Run, style: Style) -> list[str]:
+    """Loops: how regular their iterations are, and the slack between a producer's and a consumer's."""
+    loops, unit = iteration_table(run), run.unit
+    if not loops:
+        return _block("Iterations", ["no scope runs three times in its rows"], style)
+    body = [(clip(e["scope_label"], 30), e["rows"], e["iterations"],
+             *(duration(e[k], unit) for k in ("period_p50", "period_p95", "first_p50", "steady_p50", "last_p50")),
+             e["in_flight"]) for e in loops]
+    head = ["scope_label", "rows", "iterations", "period p50", "p95", "first p50", "steady", "last", "in flight"]
+    lines = _block("Iterations", table(head, body), style)
+    pairs = slack_table(run)
+    if not pairs:
+        return lines
+    rows = [(f"{clip(e['producer'], 22)} -> {clip(e['consumer'], 22)}", e["blocks"], e["count"],
+             *(duration(e[k], unit) for k in ("slack_p5", "slack_p50", "slack_p95", "period_p50")), e["pace"] or "-")
+            for e in pairs[:MAX_WAITS]]
+    head = ["end of -> start of, by iteration", "blocks", "count", "slack p5", "p50", "p95", "period", "pace set by"]
+    return [*lines, "", *_block("Slack between roles (iterations matched by number)", table(head, rows, (0, 7)), style)]
 
 
 def source_view(run: Run, style: Style) -> list[str]:
