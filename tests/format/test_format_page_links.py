@@ -189,3 +189,26 @@ def test_values_read_as_numbers_floats_and_addresses(browser, tmp_path, value, r
     tip = browser.text(".tip")
     assert tip.count(reads) == 2 and (tip.endswith(reads))
     assert browser.problems == []
+
+
+@needs_browser
+def test_clusters_are_rows_of_blocks_that_share_one(browser, tmp_path):
+    rows = {(b, 0): [(0, 10 * b), (1, 10 * b + 5)] for b in range(24)}
+    result = result_of(rows, (4, 6, 1), (32, 1, 1), launch={"cluster": [2, 3, 1]})
+    browser.open(page(tmp_path, result, regions=REGIONS[:1], roles=None))
+    hidden = "document.querySelector('.order [value=cluster]').hidden"
+    assert browser.ask(hidden) is False
+
+    def shown(text):
+        browser.ask(f"(() => {{ const f = document.querySelector('.filter'); f.value = {json.dumps(text)};"
+                    " f.dispatchEvent(new Event('input')); })()")
+        browser.frame()
+        return browser.text(".state").split(" rows")[0]
+
+    # Cluster 1 has blocks x 2-3, y 0-2; clusters 0 to 3 have six blocks each.
+    assert [shown(f"cluster {c}") for c in range(4)] == ["6 of 24"] * 4
+    assert shown("cluster 1 block 2-3,6-7,10-11") == "6 of 24"
+    assert shown("cluster 3 block 14-15,18-19,22-23") == "6 of 24"
+    browser.open(page(tmp_path, specialised(), regions=REGIONS, roles=None))
+    assert browser.ask(hidden) is True
+    assert browser.problems == []

@@ -59,6 +59,7 @@ class Timeline {
     this.filter = $(this.root, ".filter");
     this.filter.addEventListener("input", () => this.arrange());
     this.order = $(this.root, ".order");
+    $(this.order, "[value=cluster]").hidden = !this.meta.cluster;
     this.order.addEventListener("change", () => this.arrange());
     const typical = $(this.root, ".typical");
     typical.textContent = "Block " + this.meta.typical_block + " (typical)";
@@ -82,11 +83,13 @@ class Timeline {
     for (let r = 0; r < data.rows; r++) if (keep(r)) rows.push(r);
     const order = this.order.value, begin = (r) => (data.count[r] ? data.start[data.first[r]] : Infinity);
     const key = { id: () => 0, role: (r) => data.role[r], sm: (r) => data.sm[r], start: begin,
-      active: (r) => -data.active[r], block: (r) => data.block[r], warpgroup: (r) => this.warpgroup(r) }[order];
+      active: (r) => -data.active[r], block: (r) => data.block[r], warpgroup: (r) => this.warpgroup(r),
+      cluster: (r) => this.cluster(r) }[order];
     rows.sort((a, b) => key(a) - key(b) || a - b);
     this.groups = [];
     const name = order === "role" && meta.roles.length ? (r) => meta.roles[data.role[r]] || "no role"
       : order === "sm" ? (r) => (data.sm[r] ? "SM " + (data.sm[r] - 1) : "SM unknown")
+      : order === "cluster" ? (r) => "cluster " + this.cluster(r)
       : order === "block" ? (r) => "block " + data.block[r]
       : order === "warpgroup" ? (r) => `block ${data.block[r]}, warpgroup ${data.warp[r] >> 2}` : () => "";
     for (let i = 0; i < rows.length; i++) {
@@ -124,7 +127,7 @@ class Timeline {
   predicate(text) {
     const tests = [], words = text.trim().split(/\s+/).filter(Boolean), { data, meta } = this;
     const columns = { block: (r) => data.block[r], warp: (r) => data.warp[r], sm: (r) => data.sm[r] - 1,
-      wg: (r) => data.warp[r] >> 2, warpgroup: (r) => data.warp[r] >> 2, tid: (r) => this.tid(r), thread: (r) => this.tid(r) };
+      cluster: (r) => this.cluster(r), wg: (r) => data.warp[r] >> 2, warpgroup: (r) => data.warp[r] >> 2, tid: (r) => this.tid(r), thread: (r) => this.tid(r) };
     for (let i = 0; i < words.length; i += 2) {
       const word = words[i].toLowerCase().replace(/s$/, "");
       if (word === "role") {
@@ -142,6 +145,15 @@ class Timeline {
   tid(r) {
     const { data, meta } = this, lane = data.lane[r] - 1;
     return data.block[r] * meta.block_size + data.warp[r] * 32 + Math.max(0, lane);
+  }
+
+  // Number of a row's cluster in the launch, x fastest; the block where there are no clusters.
+  cluster(r) {
+    const { cluster, grid } = this.meta, block = this.data.block[r];
+    if (!cluster) return block;
+    const at = [block % grid[0], Math.floor(block / grid[0]) % grid[1], Math.floor(block / (grid[0] * grid[1]))];
+    const [x, y, z] = at.map((b, k) => Math.floor(b / cluster[k]));
+    return x + Math.ceil(grid[0] / cluster[0]) * (y + Math.ceil(grid[1] / cluster[1]) * z);
   }
 
   // Four warps of a block, counted over the launch.
