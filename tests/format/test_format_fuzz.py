@@ -15,8 +15,9 @@ from gwatch.cli.main import main
 from gwatch.common.format import File, Section_IntraKernelTrace
 from gwatch.errors import GWatchError
 
-VALUES = st.one_of(st.none(), st.booleans(), st.integers(-3, 70), st.just(1 << 63), st.just(1 << 70), st.floats(
-    allow_nan=False, allow_infinity=False), st.text(max_size=4), st.just([]), st.just({}), st.just([[1]]))
+VALUES = st.one_of(
+    st.none(), st.booleans(), st.integers(-3, 70), st.just(1 << 63), st.just(1 << 70), st.floats(), st.text(max_size=4),
+    st.just([]), st.just({}), st.just([[1]]))
 
 
 def report_text(row_form):
@@ -67,6 +68,18 @@ def test_damage_is_refused_or_harmless(form, rows_only, which, value, drop, tmp_
             assert json.loads(out)["code"] in err if flags == ["--json"] else out == ""
     with contextlib.suppress(GWatchError):
         File.load(target).render(tmp_path / "again.html")
+
+
+@pytest.mark.parametrize(("entry", "value"), [
+    ("grid_dim", [float("inf"), 1, 1]), ("site_regions", [[float("inf"), 1, "a"]]),
+    ("site_regions", [[float("nan"), 1]]), ("sites", [{"site_id": []}]), ("sites", [{"site_id": None}]),
+    ("sites", [{"site_id": ""}]), ("sites", [{"index": []}])])
+def test_statements_that_are_no_numbers_are_refused(entry, value, tmp_path, capsys):
+    data = copy.deepcopy(TEXTS[False])
+    data["sections"][1]["data"]["runs"][0]["analysis"][entry] = value
+    (tmp_path / "t.json").write_text(json.dumps(data))
+    assert main(["show", str(tmp_path / "t.json")]) == 2
+    assert capsys.readouterr().err.startswith("gwatch: [bad-")
 
 
 def test_a_file_of_noise_is_refused(tmp_path, capsys):

@@ -106,7 +106,7 @@ def triple(dim: Any, name: str) -> tuple[int, int, int]:
         return (1, 1, 1)
     try:
         items = [int(i) for i in ([dim] if isinstance(dim, (int, np.integer)) else dim)]
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         items = []
     if not 1 <= len(items) <= 3 or min(items) < 1:
         raise TraceError("bad-dimension", f"{name} is {dim!r}", "give one to three positive integers")

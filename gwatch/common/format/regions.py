@@ -96,7 +96,7 @@ def parse_regions(site_regions: Iterable[Any] | None) -> tuple[Region, ...]:
         try:
             items = tuple(entry)
             enter, leave = int(items[0]), int(items[1])
-        except (TypeError, ValueError, IndexError):
+        except (TypeError, ValueError, IndexError, OverflowError):
             items, enter, leave = (), 0, 0
         if not 2 <= len(items) <= 4 or isinstance(entry, str):
             raise SiteError("bad-region", f"{entry!r} is no region", "write (enter site, leave site, label)")

@@ -29,7 +29,8 @@ def _clock(value: Any) -> bool:
 
 def _sites(value: Any) -> bool:
     return isinstance(value, list) and all(
-        isinstance(site, Mapping) and all(isinstance(site.get(key) or 0, int) for key in ("site_id", "index", "pc"))
+        isinstance(site, Mapping) and isinstance(site.get("site_id", 0), int)
+        and all(isinstance(site.get(key), int | None) for key in ("index", "pc"))
         for site in value)
 
 
