@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gwatch.errors import DecodeError, EncodeError, GWatchError, ParseError
+from gwatch.errors import DecodeError, EncodeError, GWatchError, ParseError, UnsupportedError
 from gwatch.sass.control import CONTROL_MASK, Control
 from gwatch.sass.isa import Isa, isa_for
 from gwatch.sass.isa.model import Form, Key
@@ -237,6 +237,11 @@ def _seconds(action: object) -> float:
     assert callable(action)
     action()
     return time.perf_counter() - start
+
+
+def test_an_architecture_without_a_table_is_named_with_those_that_have_one() -> None:
+    with pytest.raises(UnsupportedError, match=r"\[isa-missing\].*sm_75.*supported: .*sm_90 sm_90a"):
+        isa_for("sm_75")
 
 
 def test_a_field_splits_and_signs_its_number() -> None:

@@ -60,6 +60,8 @@ def test_reads_and_writes_agree_with_life_ranges(corpus_sm90: list[Path], name: 
         writes = {(u.file, u.first + i) for u in decoded.effects.writes for i in range(u.count) if u.file != "B"}
         unmarked = {("UR", n) for n in range(4)}
         assert {k for k, v in found.items() if v in "vx"} - unmarked == reads - unmarked, decoded.text
+        if decoded.mnemonic == "LDGSTS":  # nvdisasm marks its fill predicate as written; it is only read
+            found = {k: "v" if k[0] == "P" and v == "x" else v for k, v in found.items()}
         assert {k for k, v in found.items() if v in "^x"} - unmarked == writes - unmarked, decoded.text
         compared += 1
     assert compared > 0.8 * len(marks)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +15,7 @@ from isa_learning.ranges import Holder, Marks
 
 from gwatch.errors import EncodeError
 from gwatch.sass.isa import tree
-from gwatch.sass.isa.effects import BRANCHES, FILES, REGISTER_TARGET, guess, positions
+from gwatch.sass.isa.effects import BRANCHES, FILES, PREDICATE_TARGETS, REGISTER_TARGET, guess, positions
 from gwatch.sass.isa.model import Choice, Form, Key, Rule
 
 PER_FORM = 40
@@ -75,7 +75,20 @@ def learn_effects(learner: Learner, holder: Holder) -> dict[str, int]:
             for form in state.model.forms:
                 _branch_rules(state.model, form, state)
                 counts["branch forms by rule"] += 1
+    read_only_predicates(learner.models())
     return dict(counts)
+
+
+def read_only_predicates(models: Iterable[Key]) -> None:
+    """Life ranges mark LDGSTS' fill predicate as written, too; a predicate outside the target fields is only read."""
+    for model in models:
+        for form in model.forms:
+            places = positions(form)
+            for rule in form.rules:
+                place = places[rule.value]
+                target = set(place.low_bits) & set(PREDICATE_TARGETS)
+                if place.kind in "PQ" and not target and rule.counts.labels == ["1,1"]:
+                    rule.counts = Choice(["1,0"], 0)
 
 
 def _pick(learner: Learner, state: State, label: int) -> list[int]:

@@ -12,7 +12,7 @@ from isa_learning.probe import CONTROL_MASK, PROBE_CONTROL, Prober, is_relative
 
 from gwatch.errors import GWatchError
 from gwatch.sass.isa import tree
-from gwatch.sass.isa.lex import Cut, cut
+from gwatch.sass.isa.lex import Cut, cut, pieces
 from gwatch.sass.isa.model import Choice, Form, Key, key_of
 
 GUARD = 7 << 12
@@ -167,6 +167,11 @@ class Learner:
         self.note_guards()
         self.mark_relative()
         self.note_shapes(words)
+        share_attachments(self.models())
+        kept = {m.key for m in drop_unproved(self.models(), self.prober, self.zero, self.log)}
+        for key, state in self.states.items():
+            if key not in kept:
+                state.model = None
         note_reuse(self.models(), self.prober)
         note_sensitive(self.models(), self.prober)
 
@@ -450,6 +455,74 @@ def note_reuse(models: Iterable[Key], prober: Prober) -> None:
         for form in model.forms:
             marks = tuple(low.pop() if len(low := set(found[id(form), bit])) == 1 else -1 for bit in range(4))
             form.reuse = marks if max(marks) >= 0 else ()
+
+
+def share_attachments(models: Iterable[Key]) -> None:
+    """Let a form without offset use what its sibling with offset shows about the same operands.
+
+    ``[R.64+UR]`` may be all that compilers show of a form whose register can also be ``.U32``; the sibling
+    ``[R+UR+I]`` knows the bit. A sibling's tree is taken only if it says what the form's own words show.
+    """
+    for model in models:
+        by_skeleton = {form.skeleton: form for form in model.forms}
+        for form in model.forms:
+            for skeleton, other in by_skeleton.items():
+                at = skeleton.find("+I")
+                if at < 0 or skeleton[:at] + skeleton[at + 2:] != form.skeleton:
+                    continue
+                names = pieces(skeleton)
+                before = 0
+                for name in names[:names.index("I")] if names.count("I") == 1 else ():
+                    before += 2 if name[0].isupper() else 1 if name[0].islower() or name[0] == "]" else 0
+                if names.count("I") != 1:
+                    continue
+                theirs = other.attachments[:before] + other.attachments[before + 2:]
+                words = form.shapes or form.probes
+                for n, (own, choice) in enumerate(zip(form.attachments, theirs, strict=True)):
+                    if len(own.labels) < len(choice.labels) and all(choice.get(w) == own.get(w) for w in words):
+                        form.attachments[n] = choice
+
+
+def drop_unproved(models: Iterable[Key], prober: Prober, zero: dict[str, int], log: Log,
+                  trials: int = 200) -> list[Key]:
+    """The models, without those that no compiler uses and that say a wrong text of some random mutation.
+
+    In opcodes that compilers use, only the forms that they do not use are made unknown.
+    """
+    tests: dict[int, list[int]] = {}
+    kept = []
+    for model in models:
+        kept.append(model)
+        rng = random.Random(model.key)
+        seeds = [word for form in model.forms for word in form.probes]
+        tests[model.key] = []
+        for _ in range(trials if seeds else 0):
+            word = rng.choice(seeds)
+            for low, width in ((16, 8), (24, 8), (32, 8), (64, 8), (81, 3), (87, 3)):
+                if rng.random() < 0.3:
+                    mask = (1 << width) - 1
+                    word = word & ~(mask << low) | rng.choice((0, mask, rng.getrandbits(width))) << low
+            for bit in rng.sample(PROBED_BITS, rng.randrange(3)):
+                word ^= 1 << bit
+            tests[model.key].append(probing_word(word))
+    asked = sorted({w for words in tests.values() for w in words})
+    text = dict(zip(asked, prober.texts(asked), strict=True))
+    out = []
+    for model in kept:
+        wrong = [w for w in tests.get(model.key, ())
+                 if (t := text[w]) is not None and (g := model.body(w, zero)) is not None
+                 and g != t]
+        if wrong and any(form.shapes for form in model.forms):
+            for form in {id(f): f for w in wrong if (f := model.form_of(w)) is not None and not f.shapes}.values():
+                log(f"dropped {model.key:04x} {model.opcode[0].labels[0]} {form.skeleton}")
+                form.attachments[0] = Choice([""], tree.UNKNOWN)
+                form.rules, form.probes, form.proved = [], [], False
+            out.append(model)
+        elif wrong:
+            log(f"dropped {model.key:04x} {model.opcode[0].labels[0]}: {len(wrong)} of {trials} words read wrongly")
+        else:
+            out.append(model)
+    return out
 
 
 def note_sensitive(models: Iterable[Key], prober: Prober) -> None:

@@ -8,8 +8,9 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from gwatch.errors import DecodeError, EncodeError
-from gwatch.sass.arch import Arch, arch_of
+from gwatch._resources import resource
+from gwatch.errors import DecodeError, EncodeError, ToolError, UnsupportedError
+from gwatch.sass.arch import ARCHES, Arch, arch_of
 from gwatch.sass.control import CONTROL_MASK, Control
 from gwatch.sass.isa import lex
 from gwatch.sass.isa.effects import FILES, Effects, RegUse
@@ -267,5 +268,24 @@ def _isa(arch: Arch) -> Isa:
 
 
 def isa_for(arch: Arch | str) -> Isa:
-    """The :class:`Isa` of an architecture (one per process). Raises UnsupportedError or ToolError by name."""
-    return _isa(arch_of(arch))
+    """The :class:`Isa` of an architecture (one per process).
+
+    Raises UnsupportedError ``[arch-unknown]`` or ``[isa-missing]`` (no table for this architecture yet), ToolError for
+    a damaged table.
+    """
+    found = arch_of(arch)
+    try:
+        return _isa(found)
+    except ToolError as error:
+        if error.code != "resource-missing":
+            raise
+        raise UnsupportedError("isa-missing", f"there is no instruction table for {found.name}",
+                               "supported: " + " ".join(a.name for a in ARCHES.values() if _has_table(a))) from None
+
+
+def _has_table(arch: Arch) -> bool:
+    try:
+        resource("isa", f"{arch.table}.jsonl")
+    except ToolError:
+        return False
+    return True
