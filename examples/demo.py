@@ -3,56 +3,40 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 import sys
 import tempfile
 from pathlib import Path
 
 from gwatch.cli.main import run_command
 
-HERE = Path(__file__).resolve().parent
-CUBIN = HERE / "cuda/trace/matmul_sm90.cubin"
-RECORDED = HERE / "cuda/trace/matmul_h200.trace.json"
+CUBIN = "examples/cuda/trace/matmul_sm90.cubin"
+RECORDED = "examples/cuda/trace/matmul_h200.gwatch"
 
 
 def step(title: str, command: list[str]) -> None:
     """Show a command as a user would type it, then run it."""
-    shown = " ".join(
-        str(Path(part).relative_to(HERE.parent))
-        if Path(part).is_absolute() and HERE.parent in Path(part).parents
-        else part
-        for part in command
-    )
-    print(f"\n--- {title}\n$ gwatch {shown}\n", flush=True)
+    print(f"\n--- {title}\n$ gwatch {shlex.join(command)}\n", flush=True)
     code = run_command(command[0], command[1:])
     if code:
         raise SystemExit(f"gwatch {command[0]} ended with {code}")
 
 
 def main() -> None:
+    os.chdir(Path(__file__).resolve().parent.parent)
     with tempfile.TemporaryDirectory() as folder:
-        patched = str(Path(folder) / "matmul.traced.cubin")
+        patched = f"{folder}/matmul.traced.cubin"
+        sites = ["--site", "op:BAR.SYNC@first,warp", "--site", "line:matmul.cu:29@first"]
         step(
             "the barriers of a tiled matrix product, as sites",
-            ["rewrite", str(CUBIN), "--kernel", "matmul", "--list", "--only", "BAR|UIADD3|EXIT"],
+            ["rewrite", CUBIN, "--kernel", "matmul", "--list", "--only", "BAR|UIADD3|EXIT"],
         )
         step(
             "a record at every pass of the tile loop and at the inner product (line 29), written into the cubin",
-            [
-                "rewrite",
-                str(CUBIN),
-                "--kernel",
-                "matmul",
-                "--site",
-                "op:BAR.SYNC@first,warp",
-                "--site",
-                "line:matmul.cu:29@first",
-                "--clock",
-                "sm",
-                "-o",
-                patched,
-            ],
+            ["rewrite", CUBIN, "--kernel", "matmul", *sites, "--clock", "sm", "-o", patched],
         )
-    step("the trace that such a cubin recorded on an H200", ["show", str(RECORDED)])
+    step("the trace that such a cubin recorded on an H200", ["show", RECORDED])
 
 
 if __name__ == "__main__":

@@ -167,6 +167,8 @@ def test_per_sm_clock_is_told_in_cycles_from_zero():
     ({"slowdown": {"median": 1.3, "low": 1.2, "high": 1.4, "noise": 0.01}}, "no", "slowdown 1.300 is above 1.10"),
     ({"slowdown": {"median": 1.3, "low": 0.9, "high": 1.8, "noise": 0.2}}, "yes", None),
     ({"occupancy": {"before": 2, "after": 1}}, "no", "occupancy fell from 2 to 1"),
+    ({"occupancy": {"before": 8, "after": 6, "needed": 7}}, "no", "occupancy fell from 8 to 6"),
+    ({"occupancy": {"before": 8, "after": 6, "needed": 6}}, "yes", None),
     ({"dropped": 12}, "no", "12 records"),
     ({"outputs": "differ", "outputs_detail": ["c: 3 of 64 bytes differ from both plain passes"]}, "no",
      "c: 3 of 64 bytes"),

@@ -102,6 +102,8 @@ def _resources(evidence: Mapping[str, Any], against: list[str]) -> list[str]:
     if occupancy:
         before, after = occupancy["before"], occupancy["after"]
         parts.append(f"{before}→{after} CTAs/SM")
-        if before is not None and after is not None and after < before:
+        # A launch with fewer CTAs than fit at once loses nothing until they no longer fit.
+        wanted = before if before is None else min(before, occupancy.get("needed") or before)
+        if wanted is not None and after is not None and after < wanted:
             against.append(f"occupancy fell from {before} to {after} CTAs/SM: fewer run at once")
     return parts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
+from math import prod
 from typing import Any, Protocol
 
 from gwatch.cuda.driver import STATIC_SHARED, Driver
@@ -96,7 +97,8 @@ def build(
         occupancy={
             name: occupancy(target.kernel.arch, count, launch.threads, static + launch.shared_bytes)
             for name, count in registers.items()
-        },
+        }
+        | {"needed": -(-prod(launch.grid) // driver.device_sm_count(slot.seen.device))},
         slowdown=None if slower is None else slower.to_json(),
         cost_per_record=_cost(decoded, slot, resident, slower, ghz),
         dropped=decoded.dropped_total,

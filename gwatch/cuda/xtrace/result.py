@@ -21,9 +21,10 @@ class TraceResult(dict[str, Any]):
     list of one dict per record, built when first read), ``oe_results`` (always empty), ``splice_results``.
 
     More: ``records`` (structured array, RECORD_DTYPE of :mod:`gwatch.cuda.xtrace.decode`), ``sites``,
-    ``clock_type``, ``launch``, ``registers`` and ``occupancy`` (``before``/``after``; CTAs per SM),
-    ``slowdown`` (None when the launch could not be timed), ``cost_per_record`` (extra SM cycles per record
-    of one warp, or None), ``dropped`` (total), ``visits`` and ``lost`` ((CTA slot, warp, lane) counts),
+    ``clock_type``, ``launch``, ``registers`` and ``occupancy`` (``before``/``after``; CTAs per SM, and
+    ``needed``: how many this grid can use), ``slowdown`` (None when the launch could not be timed),
+    ``cost_per_record`` (extra SM cycles per record of one warp, or None), ``dropped`` (total), ``visits`` and
+    ``lost`` ((CTA slot, warp, lane) counts),
     ``lost_after``, ``outputs`` and ``outputs_detail``, ``sampled`` (None, or the CTAs recorded), ``clock``
     (anchor fit or None), ``warnings``, and ``launches``: the results of all traced launches of the pass,
     this one included.
