@@ -301,7 +301,13 @@ class Encoder:
             known |= ones | zeros
             if not hidden & ~known:
                 return bits
-        missing = [b for b in range(128) if (hidden & ~known) >> b & 1]
+        open_bits = hidden & ~known
+        if not any(f.shapes for f in key.forms):
+            # An opcode no compiler word has: what was proved not to matter stays 0.
+            open_bits &= int(key.extra.get("sensitive", f"{open_bits:x}"), 16)
+            if not open_bits:
+                return bits
+        missing = [b for b in range(128) if open_bits >> b & 1]
         raise EncodeError("encode-ambiguous", f"{'.'.join(cut.opcode)} {cut.skeleton} is in no compiler word, and no "
                           f"similar one shows bits {missing}", "give the whole word")
 
