@@ -12,7 +12,7 @@ from isa_learning.grow import Grower
 from isa_learning.order import Slots, arrange
 
 from gwatch.sass.isa import values
-from gwatch.sass.isa.lex import Cut, cut, pieces
+from gwatch.sass.isa.lex import Cut, cut
 from gwatch.sass.isa.model import Choice, Form, Key, Value
 from gwatch.sass.isa.tree import Node
 
@@ -393,8 +393,3 @@ def _merge(theories: list[tuple[str, dict[int, int], int]], name: str, local: di
                 known.update(new)
                 return
     theories.append((name, dict(local), const))
-
-
-def value_pieces(skeleton: str) -> int:
-    """How many values a skeleton has."""
-    return sum(1 for p in pieces(skeleton) if p[0].isupper())
