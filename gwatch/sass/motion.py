@@ -207,6 +207,9 @@ def place_words(isa: Isa, words: Words, cfg: Cfg, layout: Layout, returns: Mappi
     return Moved(out, layout, tuple(branches), tuple(moved_returns))
 
 
+_REGISTER = re.compile(r"(?<![A-Z])U?R\d")
+
+
 def _refuse(isa: Isa, words: Words, cfg: Cfg) -> None:
     size = isa.arch.instruction_size
     flow = cfg.flow
@@ -221,6 +224,15 @@ def _refuse(isa: Isa, words: Words, cfg: Cfg) -> None:
             f"{isa.decode(word_at(words, index), pc=index * size).opcode}: kernels with jump tables "
             "aren't rewritten yet",
         )
+    for index in np.flatnonzero(flow.kind == Flow.CALL).tolist():
+        text = isa.decode(word_at(words, index), pc=index * size).text
+        if _REGISTER.search(text):
+            # Where it goes, and which address it hands over to return to, is only known when it runs.
+            raise UnsupportedError(
+                "indirect-call",
+                f"instruction {index} (0x{index * size:x}) is {text}, a call through a register relative to its "
+                "section: not moved yet",
+            )
     for index in np.flatnonzero((flow.kind == Flow.CALL_OUT) | (flow.kind == Flow.REFERENCE)).tolist():
         opcode = isa.decode(word_at(words, index), pc=index * size).opcode
         if flow.target[index] < 0 and ("REL" in opcode.split(".") or flow.kind[index] == Flow.REFERENCE):

@@ -128,3 +128,14 @@ def test_jump_tables_are_refused(corpus_sm90: list[Path]) -> None:
 def test_identity(kernel: KernelDef, isa: Isa) -> None:
     moved = move_words(isa, kernel.words, {})
     assert np.array_equal(moved.words, kernel.words) and not moved.branches and not moved.returns
+
+
+def test_a_relative_call_through_a_register_is_refused() -> None:
+    isa = isa_for("sm_90")
+    # CALL.REL.NOINC R2 -0x90 at 0x80, as compilers call a function pointer: it counts from the section's start.
+    call = 0x020FEA0003C3FFFFFFFFFFFC02DC7344
+    assert isa.decode(call, pc=0x80).text == "CALL.REL.NOINC R2 0x0"
+    code = [*[NOP] * 8, call, isa.encode("EXIT")]
+    words = np.array([[word & (1 << 64) - 1, word >> 64] for word in code], np.uint64)
+    with pytest.raises(UnsupportedError, match=r"\[indirect-call\] instruction 8 \(0x80\)"):
+        move_words(isa, words, {3: [NOP]})
