@@ -24,6 +24,7 @@ LAYERS = [
     ("gwatch.cuda.images", 4),
     ("gwatch.cuda.launchview", 4),
     ("gwatch.cuda.latefind", 4),
+    ("gwatch.cuda.reachable", 4),
     ("gwatch.cuda.arguments", 4),
     ("gwatch.cuda.arming", 4),
     ("gwatch.cuda.xtrace", 5),

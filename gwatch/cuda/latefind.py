@@ -8,7 +8,6 @@ candidates that survive are refused, never guessed between.
 
 from __future__ import annotations
 
-import gc
 import mmap
 import os
 import sys
@@ -21,6 +20,7 @@ from gwatch.cuda.binary.cubin import Cubin
 from gwatch.cuda.binary.fatbin import iter_fatbin_entries
 from gwatch.cuda.driver import BINARY_VERSION, NUM_REGS, Driver
 from gwatch.cuda.images import ImageStore, has_kernel
+from gwatch.cuda.reachable import reachable
 from gwatch.errors import GWatchError, TraceError
 
 # Only files this large can hold CUDA code worth searching; also skips thousands of tiny maps.
@@ -86,12 +86,13 @@ def find_image(symbol: str, facts: HandleFacts, store: ImageStore) -> FoundImage
     loaded = store.by_handle(facts.owner)
     if loaded is not None and has_kernel(loaded, symbol):
         return FoundImage(loaded, "seen at load")
-    owned = _triton_image(facts.handle)
-    if owned is not None and has_kernel(owned, symbol):
-        return FoundImage(owned, "Triton's compiled kernel")
     before = store.remembered(facts.owner, symbol)
     if before is not None:
         return FoundImage(*before)
+    owned = _triton_image(facts.handle)
+    if owned is not None and has_kernel(owned, symbol):
+        store.remember(facts.owner, symbol, owned, "Triton's compiled kernel")
+        return FoundImage(owned, "Triton's compiled kernel")
     sources: list[tuple[str, Callable[[], Iterable[bytes]]]] = [
         ("seen at load", lambda: store.with_kernel(symbol)),
         ("CuPy's module file or kernel cache", lambda: cupy_images(symbol)),
@@ -140,10 +141,8 @@ def _triton_image(handle: int) -> bytes | None:
     """The cubin of the Triton (or Inductor) object whose function handle this is, if Triton is in use."""
     if "triton" not in sys.modules:
         return None
-    for candidate in gc.get_objects():
-        # Compared by name: gwatch does not import Triton.
-        if type(candidate).__name__ not in ("CompiledKernel", "StaticallyLaunchedCudaKernel"):
-            continue
+    # Searched by name: gwatch does not import Triton.
+    for candidate in reachable({"CompiledKernel", "StaticallyLaunchedCudaKernel"}):
         if getattr(candidate, "function", None) != handle:
             continue
         assembly = getattr(candidate, "asm", None)
@@ -162,8 +161,8 @@ def cupy_images(symbol: str) -> Iterator[bytes]:
         return
     paths = [
         Path(path)
-        for candidate in gc.get_objects()
-        if type(candidate).__name__ == "RawModule" and (path := getattr(candidate, "file_path", None))
+        for candidate in reachable({"RawModule"})
+        if (path := getattr(candidate, "file_path", None))
     ]
     cache = Path(os.environ.get("CUPY_CACHE_DIR") or Path.home() / ".cupy" / "kernel_cache")
     if cache.is_dir():
