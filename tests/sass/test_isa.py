@@ -7,6 +7,7 @@ import time
 from functools import lru_cache
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -264,3 +265,23 @@ def test_forms_and_keys_survive_their_json(isa: Isa) -> None:
         again = Key.from_json(key.to_json(), [Form.from_json(f.to_json()) for f in key.forms])
         assert again.to_json() == key.to_json()
         assert [f.to_json() for f in again.forms] == [f.to_json() for f in key.forms]
+
+
+@pytest.mark.parametrize(
+    ("text", "reads", "writes"),
+    [
+        ("HGMMA.64x128x16.F32 R24, gdesc[UR8].tnspB, R24, gsb0", "R24..87 UR8..11 R24..87", "R24..87 R24..87"),
+        ("HGMMA.64x64x16.F32 R152, gdesc[UR4].tnspB, R152", "R152..183 UR4..7 R152..183", "R152..183 R152..183"),
+        ("HGMMA.64x128x16.F32 R24, gdesc[UR4], RZ, !UPT", "UR4..7", "R24..87"),
+    ],
+)
+def test_a_warpgroup_products_accumulator_has_the_size_of_its_shape(text: str, reads: str, writes: str) -> None:
+    isa = isa_for("sm_90a")
+    word = isa.encode(text)
+    effects = isa.decode(word).effects
+    assert effects.complete and effects.kind == "async"
+    assert (" ".join(map(str, effects.reads)), " ".join(map(str, effects.writes))) == (reads, writes)
+    uses = isa.uses(np.array([[word & (1 << 64) - 1, word >> 64]], np.uint64))
+    bulk = [(int(f), int(c), bool(w)) for f, c, w in zip(uses.first, uses.count, uses.write, strict=True)]
+    single = [(u.first, u.count, False) for u in effects.reads] + [(u.first, u.count, True) for u in effects.writes]
+    assert sorted(bulk) == sorted(single) and uses.complete.all()

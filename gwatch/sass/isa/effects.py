@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -125,3 +126,37 @@ def guess(opcode: Sequence[str], form: Form, attachments: Sequence[str]) -> list
             count = 2
         out.append((n, write, role, count))
     return out
+
+
+_WARPGROUP_SHAPE = re.compile(r"64x(\d+)x\d+")
+_DESCRIPTOR_REGISTERS = 4
+_MATRIX_A_REGISTERS = 4
+
+
+def warpgroup_counts(opcode: str, form: Form) -> dict[int, tuple[str, int]] | None:
+    """Value position -> (role, registers) of a warpgroup matrix product; None for any other opcode.
+
+    Its life ranges can't be learned form by form: groups of up to 128 registers overlap whatever else a probe uses. By
+    rule, which is the PTX ISA's layout of wgmma and agrees with nvdisasm's life ranges on every compiler word seen: an
+    accumulator of 64 x N elements takes N/2 registers a thread (N/4 for F16), A from registers four, metadata one; the
+    shared-memory descriptors of A and B are four uniform registers.
+    """
+    words = opcode.split(".")
+    shape = _WARPGROUP_SHAPE.search(opcode)
+    if not words[0].endswith("GMMA") or shape is None:
+        return None
+    accumulator = int(shape[1]) // (4 if "F16" in words else 2)
+    counts: dict[int, tuple[str, int]] = {}
+    seen = 0
+    first_a = form.skeleton.startswith("R, R, ")
+    for n, place in enumerate(positions(form)):
+        if place.kind == "R":
+            matrix_a = first_a and seen == 1
+            spare = seen >= (3 if first_a else 2)
+            counts[n] = ("data", _MATRIX_A_REGISTERS if matrix_a else 1 if spare else accumulator)
+            seen += 1
+        elif place.kind == "U":
+            counts[n] = ("address", _DESCRIPTOR_REGISTERS)
+        elif place.kind in "PQ":
+            counts[n] = ("predicate", 1)
+    return counts

@@ -13,7 +13,7 @@ from gwatch.errors import DecodeError, EncodeError, ToolError, UnsupportedError
 from gwatch.sass.arch import ARCHES, Arch, arch_of
 from gwatch.sass.control import CONTROL_MASK, Control
 from gwatch.sass.isa import lex
-from gwatch.sass.isa.effects import FILES, Effects, RegUse
+from gwatch.sass.isa.effects import FILES, Effects, RegUse, warpgroup_counts
 from gwatch.sass.isa.encode import Encoder
 from gwatch.sass.isa.model import GUARD_SHIFT, Form, Key, key_of
 from gwatch.sass.isa.table import Table, load
@@ -63,7 +63,7 @@ class Isa:
         self.zero = {"R": arch.register_zero, "U": arch.uniform_zero, "P": arch.predicate_true,
                      "Q": arch.predicate_true}
         self.encoder = Encoder(table, self.zero)
-        self._vector = Vectoriser(table, self.zero)
+        self._vector = Vectoriser(table, self.zero, lambda word: self._core(word).effects)
         self._cores: dict[int, _Core] = {}
         self._relatives: dict[tuple[str, ...], bool] = {}
 
@@ -133,6 +133,11 @@ class Isa:
         return _Core(key, form, body, opcode, self._effects(key, form, plain, opcode), offset)
 
     def _effects(self, key: Key, form: Form, plain: int, opcode: str) -> Effects:
+        kind = str(key.extra.get("kind", "unknown"))
+        boards = key.extra.get("scoreboards", [0, 0])
+        matrix = warpgroup_counts(opcode, form)
+        if matrix is not None:
+            return self._matrix_effects(form, plain, matrix, kind, boards)
         reads: list[RegUse] = []
         writes: list[RegUse] = []
         complete = form.proved
@@ -155,10 +160,27 @@ class Isa:
                 reads.append(RegUse(file, first, 1, "implicit"))
             if written:
                 writes.append(RegUse(file, first, 1, "implicit"))
-        kind = str(key.extra.get("kind", "unknown"))
-        boards = key.extra.get("scoreboards", [0, 0])
         return Effects(tuple(reads), tuple(writes), complete and kind != "unknown", kind, bool(boards[0]),
                        bool(boards[1]))
+
+    def _matrix_effects(self, form: Form, plain: int, counts: dict[int, tuple[str, int]], kind: str,
+                        boards: list[int]) -> Effects:
+        """Of a warpgroup matrix product: D is written, C is D (then both are read and written) or zero."""
+        reads: list[RegUse] = []
+        writes: list[RegUse] = []
+        places = {n: form.values[n].field_of(plain) for n in counts}
+        complete = kind != "unknown" and None not in places.values()
+        uses = {n: RegUse(FILES[place.kind], place.get(plain), counts[n][1], counts[n][0])
+                for n, place in places.items()
+                if place is not None and place.get(plain) != self.zero.get(place.kind)}
+        accumulator = uses.get(0)
+        accumulates = accumulator is not None and any(use == accumulator for n, use in uses.items() if n)
+        for n, use in uses.items():
+            if n or accumulates:
+                reads.append(use)
+            if use == accumulator:
+                writes.append(use)
+        return Effects(tuple(reads), tuple(writes), complete, kind, bool(boards[0]), bool(boards[1]))
 
     def in_compiler_code(self, word: int) -> bool:
         """Whether some compiler word of the training set has this word's form (else the form is known from probes)."""

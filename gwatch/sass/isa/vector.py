@@ -5,12 +5,13 @@ Words are grouped by opcode key; the trees of a key are then evaluated over all 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from gwatch.sass.isa.effects import FILES
+from gwatch.sass.isa.effects import FILES, Effects
 from gwatch.sass.isa.model import Form, Key, Rule, Value
 from gwatch.sass.isa.table import Table
 from gwatch.sass.isa.tree import UNKNOWN, Node
@@ -116,8 +117,10 @@ def field_values(place: Field, words: Words) -> npt.NDArray[np.int64]:
 class Vectoriser:
     """Evaluates one table over arrays of words; ``zero`` gives the numbers of RZ, URZ, PT and UPT."""
 
-    def __init__(self, table: Table, zero: dict[str, int]) -> None:
+    def __init__(self, table: Table, zero: dict[str, int], effects: Callable[[int], Effects]) -> None:
+        """``effects`` gives those of one word (without guard), for the few opcodes that trees can't tell."""
         self.table = table
+        self._effects = effects
         self.zero = zero
         self.names = tuple(table.mnemonics)
         self._number = {name: n for n, name in enumerate(self.names)}
@@ -159,6 +162,9 @@ class Vectoriser:
                 self._form(key, form, rows[here], part, kind, out)
 
     def _form(self, key: Key, form: Form, rows: Rows, words: Words, kind: str, out: _Builder) -> None:
+        if key.opcode[0].labels[0].split(".")[0].endswith("GMMA"):
+            self._one_by_one(rows, words, out)
+            return
         good = np.full(len(rows), form.proved and kind != "unknown")
         for rule in form.rules:
             good &= self._rule(rule, form.values[rule.value], rows, words, out)
@@ -175,6 +181,16 @@ class Vectoriser:
                 hit = which == label
                 out.relative[rows[hit]] = True
                 out.offset[rows[hit]] = field_values(place, words[hit])
+
+    def _one_by_one(self, rows: Rows, words: Words, out: _Builder) -> None:
+        for row, (low, high) in zip(rows, words.tolist(), strict=True):
+            if not out.known[row]:
+                continue
+            effects = self._effects(low | high << 64)
+            for uses, write in ((effects.reads, False), (effects.writes, True)):
+                for use in uses:
+                    out.add(np.array([row]), use.file, np.array([use.first], np.int64), use.count, use.role, write)
+            out.complete[row] = effects.complete
 
     def _relative(self, key: Key, words: Words) -> npt.NDArray[np.bool_]:
         found = np.full(len(words), not key.relative)
