@@ -165,7 +165,7 @@ def test_figures_of_the_skill_are_those_of_the_code() -> None:
 
 
 def test_commands_of_the_agents_page_parse() -> None:
-    text = (ROOT / "docs" / "agents.md").read_text(encoding="utf-8")
+    text = (ROOT / "gwatch" / "cli" / "AGENTS.md").read_text(encoding="utf-8")
     blocks = "\n".join(re.findall(r"```\n(.+?)```", text, re.DOTALL))
     lines = re.findall(r"`(gwatch [^`]+)`", text) + re.findall(r"^(gwatch .+)$", blocks, re.MULTILINE)
     assert len(lines) > 8
