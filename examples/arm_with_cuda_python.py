@@ -12,7 +12,11 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from cuda.bindings import driver as cuda
+
+try:
+    from cuda.bindings import driver as cuda
+except ImportError:
+    raise SystemExit("this example needs cuda-python: pip install 'gwatch-sass[gpu]'") from None
 
 from gwatch.cuda.binary import Cubin
 from gwatch.cuda.binary.constants import read_note

@@ -39,6 +39,8 @@ def count_visits(image: bytes, kernel: str, index: int, symbol: str = "visits") 
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 5:
+        raise SystemExit(__doc__)
     source, kernel_name, where, target = sys.argv[1:]
     result = count_visits(Path(source).read_bytes(), kernel_name, int(where, 0))
     Path(target).write_bytes(result.data)

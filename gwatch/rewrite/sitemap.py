@@ -67,6 +67,24 @@ class SiteMap:
     registers_after: int
     pairs_at_exit: bool
 
+    def described(self) -> list[dict[str, Any]]:
+        """The sites as reports name them: one dict of plain values per site."""
+        return [
+            {
+                "site_id": site.site_id,
+                "index": site.index,
+                "pc": site.pc,
+                "new_pc": site.new_pc,
+                "instruction": site.instruction,
+                "line": None if site.file is None else f"{site.file}:{site.line}",
+                "warp_level": site.warp_level,
+                "unconditional": site.unconditional,
+                "label": site.label,
+                "value_kind": site.value,
+            }
+            for site in self.sites
+        ]
+
     def to_json(self) -> dict[str, Any]:
         """A JSON-ready dict with a format version."""
         data: dict[str, Any] = {"version": MAP_VERSION}

@@ -464,6 +464,8 @@ def test_the_plan_is_asked_for_what_the_caller_said(machine: Machine) -> None:
         ({"sass_splice_mode": "best"}, TraceError, "option-unknown"),
         ({"sass_schedule_mode": "fast"}, TraceError, "option-unknown"),
         ({"sass_per_thread_records": -1}, TraceError, "option-range"),
+        ({"sass_per_thread_records": "32"}, TraceError, "option-range"),
+        ({"sass_per_thread_records": 2.5}, TraceError, "option-range"),
         ({"sass_excluded_registers": {"gpr": [1]}}, TraceError, "option-unknown"),
         ({"passes": 0}, TraceError, "option-range"),
         ({"keep": "oldest"}, TraceError, "option-unknown"),

@@ -38,21 +38,7 @@ def decoded_result(decoded: Decoded, site_map: SiteMap, layout: RingLayout) -> d
         "block_dim": layout.block,
         "oe_results": {},
         "records": decoded.records,
-        "sites": [
-            {
-                "site_id": site.site_id,
-                "index": site.index,
-                "pc": site.pc,
-                "new_pc": site.new_pc,
-                "instruction": site.instruction,
-                "line": None if site.file is None else f"{site.file}:{site.line}",
-                "warp_level": site.warp_level,
-                "unconditional": site.unconditional,
-                "label": site.label,
-                "value_kind": site.value,
-            }
-            for site in site_map.sites
-        ],
+        "sites": site_map.described(),
         "clock_type": site_map.clock,
         "registers": {"before": site_map.registers_before, "after": site_map.registers_after},
         "dropped": decoded.dropped_total,

@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from gwatch.errors import KernelError, TraceError, UnsupportedError
 from gwatch.rewrite.ring import Keep
 from gwatch.rewrite.sitemap import CLOCKS
@@ -83,9 +85,11 @@ def check_choices(
 
 def depth(records: int | None) -> int:
     """Ring depth asked for; None and 0 mean the default of 32. Raises TraceError ``[option-range]``."""
+    if records is not None and (isinstance(records, bool) or not isinstance(records, int | np.integer)):
+        raise TraceError("option-range", f"sass_per_thread_records is {records!r}", "give a whole number of records")
     if records is not None and records < 0:
         raise TraceError("option-range", f"sass_per_thread_records is {records}, at least 1 is needed")
-    return records or DEFAULT_DEPTH
+    return int(records or DEFAULT_DEPTH)
 
 
 def excluded_registers(given: Mapping[str, Sequence[int]] | None) -> dict[str, tuple[int, ...]]:

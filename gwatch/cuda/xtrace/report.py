@@ -16,7 +16,6 @@ from gwatch.cuda.xtrace.result import TraceResult, cost_per_record, cycles_per_n
 from gwatch.cuda.xtrace.timing import Slowdown, slowdown
 from gwatch.errors import TraceError
 from gwatch.rewrite.ring import Keep
-from gwatch.rewrite.sitemap import SiteMap
 from gwatch.rewrite.trace import TracePlan
 from gwatch.sass.arch import occupancy
 
@@ -90,7 +89,7 @@ def build(
             "sites": {site.site_id: {"spliced": "plain"} for site in site_map.sites},
         },
         records=decoded.records,
-        sites=_sites(site_map),
+        sites=site_map.described(),
         clock_type=site_map.clock,
         launch=_launch(seen, slot, index, target),
         registers=registers,
@@ -116,24 +115,6 @@ def build(
 def _static_shared(driver: Driver, slot: Slot) -> int:
     assert slot.patched is not None
     return driver.kernel_attribute(slot.patched.kernel, STATIC_SHARED, slot.seen.device) or 0
-
-
-def _sites(site_map: SiteMap) -> list[dict[str, Any]]:
-    return [
-        {
-            "site_id": site.site_id,
-            "index": site.index,
-            "pc": site.pc,
-            "new_pc": site.new_pc,
-            "instruction": site.instruction,
-            "line": None if site.file is None else f"{site.file}:{site.line}",
-            "warp_level": site.warp_level,
-            "unconditional": site.unconditional,
-            "label": site.label,
-            "value_kind": site.value,
-        }
-        for site in site_map.sites
-    ]
 
 
 def _launch(seen: PassFacts, slot: Slot, index: int, target: Target) -> dict[str, Any]:
