@@ -20,21 +20,8 @@ import numpy as np
 
 from gwatch.cli.main import main as gwatch
 from gwatch.common.format import File, Section_IntraKernelTrace
+from gwatch.cuda.xtrace.records import RECORD_DTYPE
 
-RECORD = np.dtype(
-    [
-        ("time", "<i8"),
-        ("value", "<u8"),
-        ("sequence", "<u4"),
-        ("block", "<i4", (3,)),
-        ("thread", "<i4"),
-        ("warp", "<i4"),
-        ("smid", "<i4"),
-        ("site", "<i2"),
-        ("lane", "u1"),
-        ("warp_level", "?"),
-    ]
-)
 PER_ROW = 62
 REGIONS = [(0, 1, "load"), (1, 2, "math"), (2, 0, "store")]
 
@@ -44,7 +31,7 @@ def made_up(records: int) -> dict[str, Any]:
     rng = np.random.default_rng(1)
     rows = max(128, records // PER_ROW // 128 * 128)
     thread = np.repeat(np.arange(rows), PER_ROW)
-    r = np.zeros(rows * PER_ROW, RECORD)
+    r = np.zeros(rows * PER_ROW, RECORD_DTYPE)
     r["thread"], r["block"][:, 0], r["warp"], r["lane"] = (
         thread % 128,
         thread // 128,

@@ -13,6 +13,7 @@ from gwatch.cuda.binary.cubin import Cubin, write_atomically
 from gwatch.cuda.binary.kernel import KernelDef
 from gwatch.cuda.capture import hooks
 from gwatch.cuda.driver import driver
+from gwatch.cuda.launcher import DEFAULT_RING_BYTES
 from gwatch.cuda.launchview import Launch
 from gwatch.cuda.xtrace import options
 from gwatch.cuda.xtrace.outputs import Snapshot, arrays_in, compare, pointers_in, take
@@ -25,7 +26,6 @@ from gwatch.errors import GWatchError, TraceError
 from gwatch.rewrite.trace import SassTraceSite
 
 DEFAULT_PASSES = 5
-DEFAULT_RING_BYTES = 1 << 30
 DEFAULT_OUTPUT_BYTES = 1 << 28
 DEFAULT_MAX_LAUNCHES = 8
 KEEP_VARIABLE = "GWATCH_TRACE_KEEP_CUBIN"

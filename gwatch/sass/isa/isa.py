@@ -168,11 +168,14 @@ class Isa:
         """Of a warpgroup matrix product: D is written, C is D (then both are read and written) or zero."""
         reads: list[RegUse] = []
         writes: list[RegUse] = []
-        places = {n: form.values[n].field_of(plain) for n in counts}
-        complete = kind != "unknown" and None not in places.values()
-        uses = {n: RegUse(FILES[place.kind], place.get(plain), counts[n][1], counts[n][0])
-                for n, place in places.items()
-                if place is not None and place.get(plain) != self.zero.get(place.kind)}
+        complete = kind != "unknown"
+        uses: dict[int, RegUse] = {}
+        for n, (role, count) in counts.items():
+            place = form.values[n].field_of(plain)
+            if place is None:
+                complete = False
+            elif (number := place.get(plain)) != self.zero.get(place.kind):
+                uses[n] = RegUse(FILES[place.kind], number, count, role)
         accumulator = uses.get(0)
         accumulates = accumulator is not None and any(use == accumulator for n, use in uses.items() if n)
         for n, use in uses.items():
