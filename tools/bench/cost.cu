@@ -132,8 +132,8 @@ __global__ void __launch_bounds__(1024) issue_bound(float *out, longlong4 *spans
 } // extern "C"
 
 // A copy of 16-byte elements: a CTA moves one tile at a time, UNROLL elements in flight a thread. n is a whole number
-// of tiles of the largest shape.
-template <int UNROLL>
+// of tiles of the largest shape. STREAMING marks both sides evict-first: nothing is read twice.
+template <int UNROLL, bool STREAMING>
 __device__ __forceinline__ void copy_tiles(const uint4 *__restrict__ from, uint4 *__restrict__ to, long long n)
 {
     const long long tile = (long long)blockDim.x * UNROLL;
@@ -142,17 +142,49 @@ __device__ __forceinline__ void copy_tiles(const uint4 *__restrict__ from, uint4
         uint4 v[UNROLL];
 #pragma unroll
         for (int k = 0; k < UNROLL; ++k)
-            v[k] = from[i + k * blockDim.x];
+            v[k] = STREAMING ? __ldcs(from + i + k * blockDim.x) : from[i + k * blockDim.x];
 #pragma unroll
         for (int k = 0; k < UNROLL; ++k)
-            to[i + k * blockDim.x] = v[k];
+            if (STREAMING)
+                __stcs(to + i + k * blockDim.x, v[k]);
+            else
+                to[i + k * blockDim.x] = v[k];
     }
 }
 
 extern "C" {
 
-__global__ void __launch_bounds__(1024) copy_1(const uint4 *from, uint4 *to, long long n) { copy_tiles<1>(from, to, n); }
-__global__ void __launch_bounds__(1024) copy_2(const uint4 *from, uint4 *to, long long n) { copy_tiles<2>(from, to, n); }
-__global__ void __launch_bounds__(1024) copy_4(const uint4 *from, uint4 *to, long long n) { copy_tiles<4>(from, to, n); }
+__global__ void __launch_bounds__(1024) copy_1(const uint4 *from, uint4 *to, long long n)
+{
+    copy_tiles<1, false>(from, to, n);
+}
+__global__ void __launch_bounds__(1024) copy_2(const uint4 *from, uint4 *to, long long n)
+{
+    copy_tiles<2, false>(from, to, n);
+}
+__global__ void __launch_bounds__(1024) copy_4(const uint4 *from, uint4 *to, long long n)
+{
+    copy_tiles<4, false>(from, to, n);
+}
+__global__ void __launch_bounds__(1024) copy_8(const uint4 *from, uint4 *to, long long n)
+{
+    copy_tiles<8, false>(from, to, n);
+}
+__global__ void __launch_bounds__(1024) copy_streaming_1(const uint4 *from, uint4 *to, long long n)
+{
+    copy_tiles<1, true>(from, to, n);
+}
+__global__ void __launch_bounds__(1024) copy_streaming_2(const uint4 *from, uint4 *to, long long n)
+{
+    copy_tiles<2, true>(from, to, n);
+}
+__global__ void __launch_bounds__(1024) copy_streaming_4(const uint4 *from, uint4 *to, long long n)
+{
+    copy_tiles<4, true>(from, to, n);
+}
+__global__ void __launch_bounds__(1024) copy_streaming_8(const uint4 *from, uint4 *to, long long n)
+{
+    copy_tiles<8, true>(from, to, n);
+}
 
 } // extern "C"

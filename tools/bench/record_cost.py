@@ -184,20 +184,25 @@ def copy_bandwidth(path: Path, rounds: int) -> dict[str, Any]:
         assert bool((source == target).all()), "the copy is wrong"
         return moved / statistics.median(times) / 1e6
 
-    best = (0.0, "", 0, 0)
-    for kernel in ("copy_1", "copy_2", "copy_4"):
+    best = (0.0, "", 0, 0, 1)
+    for kernel, unroll in [(f"copy_{kind}{n}", n) for kind in ("", "streaming_") for n in (1, 2, 4, 8)]:
         with Launcher(path, kernel) as launcher:
-            for block in (256, 512, 1024):
-                for per_sm in (2048 // block, 8192 // block, 32768 // block):
-                    best = max(best, (rate(launcher, 132 * per_sm, block), kernel, 132 * per_sm, block))
-    _, kernel, grid, block = best
+            for block in (128, 256, 512, 1024):
+                tiles = elements // (block * unroll)
+                for grid in {132 * 2048 // block, 132 * 32768 // block, tiles // 4, tiles}:
+                    if grid <= tiles:
+                        trips = -(-tiles // grid)
+                        best = max(best, (rate(launcher, grid, block), kernel, grid, block, trips))
+    _, kernel, grid, block, trips = best
     head = loop_head(cubin, kernel)
-    found: dict[str, Any] = {"kernel": kernel, "grid": grid, "block": block}
+    depth = min(16, 1 << (trips - 1).bit_length())
+    found: dict[str, Any] = {"kernel": kernel, "grid": grid, "block": block, "trips": trips}
     with Launcher(path, kernel) as plain:
         found["plain"] = round(rate(plain, grid, block), 1)
     for name, warp in (("sm thread", False), ("sm warp", True)):
         site = SassTraceSite(head, warp_level=warp)
-        with Launcher(plan_trace(cubin, kernel, [site], clock="sm", depth=16).data) as traced:
+        plan = plan_trace(cubin, kernel, [site], clock="sm", depth=depth)
+        with Launcher(plan.data, ring_bytes=1 << 31) as traced:
             found[name] = round(rate(traced, grid, block), 1)
     return found
 
