@@ -23,10 +23,12 @@ SIGNAL_BASE = 128
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A program that has ended: its exit code (128 + n for signal n) and what each process left."""
+    """A program that has ended: its exit code (128 + n for signal n), what each process left, and the id of the
+    process that the command started."""
 
     code: int
     processes: tuple[dict[str, Any], ...]
+    pid: int = 0
 
     @property
     def watched(self) -> list[dict[str, Any]]:
@@ -50,7 +52,7 @@ def run_program(
         asked = replace(options, folder=str(folder))
         child = subprocess.Popen(command, env=environment(asked, base))
         code = _wait(child)
-        yield Program(SIGNAL_BASE - code if code < 0 else code, _read(folder)), folder
+        yield Program(SIGNAL_BASE - code if code < 0 else code, _read(folder), child.pid), folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -83,8 +85,8 @@ def causes(program: Program, options: ProgramOptions) -> list[str]:
         unfinished = [item for item in program.processes if item["state"] == "started"]
     if unfinished:
         found.append(
-            f"[process-killed] process {unfinished[0]['pid']} ended without reaching Python's exit (os._exit, a "
-            "signal, a crash): its records are lost"
+            f"[process-killed] process {unfinished[0]['pid']} ended {_ended(program, unfinished[0])}: its records are "
+            "lost"
         )
     if not program.watched:
         if not found:
@@ -114,6 +116,13 @@ def causes(program: Program, options: ProgramOptions) -> list[str]:
             "of them"
         )
     return found
+
+
+def _ended(program: Program, process: dict[str, Any]) -> str:
+    if process["pid"] == program.pid and program.code > SIGNAL_BASE:
+        with contextlib.suppress(ValueError):
+            return f"by {signal.Signals(program.code - SIGNAL_BASE).name}"
+    return "without reaching Python's exit (a signal, a crash)"
 
 
 def outputs_of(output: Path | None, count: int, ranks: Sequence[str]) -> list[Path]:

@@ -8,11 +8,15 @@ used. This module imports nothing but the standard library until then.
 from __future__ import annotations
 
 import atexit
+import ctypes
+import functools
 import importlib.abc
 import importlib.machinery
 import json
 import os
+import signal
 import sys
+import threading
 import types
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -30,6 +34,11 @@ WATCHED = (
     "tilelang",
     "jax",
 )
+
+FINISH_SECONDS = 10.0
+"""How long a process that is told to end at once may still take to read its records: a kernel may be hanging."""
+
+ENDING_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
 
 class _After(importlib.abc.Loader):
@@ -92,8 +101,12 @@ class Process:
         self._folder: str = json.loads(text)["folder"]
         self._session: Any = None
         self._pid = os.getpid()
-        self._finished = False
+        self._launched = self._finished = False
         self._problem = ""
+        self._pipe: tuple[int, int] | None = None
+        self._lock = threading.Lock()  # held while the records are read
+        self._finisher = 0  # thread that holds it
+        self._pending = 0  # signal that came meanwhile
 
     def hello(self) -> None:
         """Tell the command that a Python process of the program has the hooks at hand."""
@@ -101,7 +114,9 @@ class Process:
 
     def launching(self) -> None:
         """Tell that this process launched a kernel: from now on it has something to lose."""
+        self._launched = True
         self._write({"pid": os.getpid(), "state": "launching", "argv": list(sys.orig_argv)})
+        self._heed_signals()
 
     def cuda_seen(self, name: str) -> None:
         """A package that launches kernels was imported: watch from now on."""
@@ -124,7 +139,9 @@ class Process:
         was started; what the parent recorded stays the parent's."""
         if os.getpid() == self._pid:
             return
-        self._pid = os.getpid()
+        self._pid, self._launched = os.getpid(), False
+        self._lock, self._finisher, self._pending = threading.Lock(), 0, 0
+        self._forget_signals()
         if self._session is not None:
             from gwatch.cuda.program.running import restart_session
 
@@ -140,8 +157,99 @@ class Process:
         if util is not None:
             util.register_after_fork(self, _finish_before_exit)
 
+    # ends that run no atexit
+
+    def wrap_exits(self) -> None:
+        """Read the records before ``os._exit`` and before another program takes the process over."""
+        for name in ("_exit", "execv", "execve"):
+            setattr(os, name, self._finishing(getattr(os, name), name == "_exit"))
+
+    def _finishing(self, real: Callable[..., Any], always: bool) -> Callable[..., Any]:
+        @functools.wraps(real)
+        def leave(*arguments: Any, **named: Any) -> Any:
+            if always or self._launched:
+                self.finish_soon()
+            return real(*arguments, **named)
+
+        return leave
+
+    def finish_soon(self) -> None:
+        """:meth:`finish`, given up after ``FINISH_SECONDS``; what is lost then is told by the state left behind."""
+        if not self._launched:
+            self.finish()
+            return
+        worker = threading.Thread(target=self.finish, name="gwatch finish", daemon=True)
+        try:
+            worker.start()
+        except RuntimeError:  # the interpreter is going down already
+            self.finish()
+        else:
+            worker.join(FINISH_SECONDS)
+
+    def _heed_signals(self) -> None:
+        """Read the records before a signal ends the process, where the program leaves that signal alone.
+
+        A Python handler runs when the main thread comes back from C, which under a hanging kernel it never does;
+        hence the thread behind a wakeup descriptor. Not before the first launch: a thread makes forks warn.
+        """
+        if threading.current_thread() is not threading.main_thread() or self._pipe is not None:
+            return
+        mine = [number for number in ENDING_SIGNALS if signal.getsignal(number) is signal.SIG_DFL]
+        ends = os.pipe()
+        for end in ends:
+            os.set_blocking(end, end == ends[0])
+        before = signal.set_wakeup_fd(ends[1], warn_on_full_buffer=False)
+        if before != -1 or not mine:  # an event loop has the descriptor: signals keep their default
+            signal.set_wakeup_fd(before)
+            for end in ends:
+                os.close(end)
+            return
+        self._pipe = ends
+        for number in mine:
+            signal.signal(number, lambda number, _frame: self._ended_by(number))
+        threading.Thread(
+            target=self._wait_for_signals, args=(ends[0], frozenset(mine)), name="gwatch signals", daemon=True
+        ).start()
+
+    def _wait_for_signals(self, end: int, mine: frozenset[int]) -> None:
+        while byte := os.read(end, 1):
+            number = byte[0]
+            handler = signal.getsignal(number)
+            if number in mine and getattr(handler, "__module__", "") == __name__:
+                self._ended_by(number)
+
+    def _ended_by(self, number: int) -> None:
+        if self._finisher == threading.get_ident():
+            self._pending = number  # the interrupted thread goes on reading records, and then ends the process
+            return
+        if os.getpid() == self._pid:
+            self.finish_soon()
+        _die(number)
+
+    def _forget_signals(self) -> None:
+        """In a forked child: the descriptor and the thread behind it are the parent's."""
+        if self._pipe is None:
+            return
+        signal.set_wakeup_fd(-1)
+        for number in ENDING_SIGNALS:
+            if getattr(signal.getsignal(number), "__module__", "") == __name__:
+                signal.signal(number, signal.SIG_DFL)
+        for end in self._pipe:
+            os.close(end)
+        self._pipe = None
+
     def finish(self) -> None:
         """Read the records and leave the results behind; at the end of the process, once."""
+        with self._lock:
+            self._finisher = threading.get_ident()
+            try:
+                self._finish()
+            finally:
+                self._finisher = 0
+        if self._pending:
+            _die(self._pending)
+
+    def _finish(self) -> None:
         if self._finished or os.getpid() != self._pid:
             return
         self._finished = True
@@ -167,6 +275,12 @@ class Process:
             return  # the command has ended and taken its folder along; this process outlived it
 
 
+def _die(number: int) -> None:
+    """End the process by a signal, as it would have without gwatch."""
+    ctypes.CDLL(None).signal(number, 0)  # signal.signal works on the main thread alone
+    os.kill(os.getpid(), number)
+
+
 def _finish_before_exit(process: Process) -> None:
     from multiprocessing import util
 
@@ -178,6 +292,7 @@ def begin() -> Process:
     process = Process(os.environ["GWATCH_TRACE"])
     process.hello()
     sys.meta_path.insert(0, ImportWatch(WATCHED, process.cuda_seen))
+    process.wrap_exits()
     atexit.register(process.finish)
     os.register_at_fork(after_in_child=process.forked)
     if "--multiprocessing-fork" in sys.orig_argv:
