@@ -214,7 +214,7 @@ def _pending(cfg: Cfg, view: CodeView, waits: Waits, producer: Producer, index: 
     return mask
 
 
-def _unit(opcode: str) -> str:
+def unit_of(opcode: str) -> str:
     """The unit that completes instructions of this opcode in order."""
     name = latency_class(opcode)
     return "XU" if name in _CONVERSIONS else name
@@ -225,7 +225,7 @@ def _covering(cfg: Cfg, view: CodeView, waits: Waits, start: int, goal: int) -> 
     waited for at ``goal``; None when some path to ``goal`` has no such instruction (in-order units share a
     scoreboard).
     """
-    unit = _unit(view.facts(start).opcode)
+    unit = unit_of(view.facts(start).opcode)
     mask = 0
     seen: set[tuple[int, int]] = set()
     stack = [(item, 0) for item in cfg.successors(start)]
@@ -242,7 +242,7 @@ def _covering(cfg: Cfg, view: CodeView, waits: Waits, start: int, goal: int) -> 
         if board and int(waits.mask[at]) & board:
             continue
         taken = int(view.control["write_scoreboard"][at])
-        if not board and taken != NO_SCOREBOARD and _unit(view.facts(at).opcode) == unit:
+        if not board and taken != NO_SCOREBOARD and unit_of(view.facts(at).opcode) == unit:
             board = 1 << taken
         stack.extend((item, board) for item in cfg.successors(at))
     return mask

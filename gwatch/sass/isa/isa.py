@@ -185,6 +185,16 @@ class Isa:
                 writes.append(use)
         return Effects(tuple(reads), tuple(writes), complete, kind, bool(boards[0]), bool(boards[1]))
 
+    def reuse_places(self, word: int) -> tuple[int, ...]:
+        """Per reuse bit (a, b, c, d) the lowest bit of the register field it keeps, -1 where this form keeps none.
+
+        Empty for a word that the tables don't know.
+        """
+        try:
+            return self._core(word).form.reuse
+        except DecodeError:
+            return ()
+
     def in_compiler_code(self, word: int) -> bool:
         """Whether some compiler word of the training set has this word's form (else the form is known from probes)."""
         return bool(self._core(word).form.shapes)
