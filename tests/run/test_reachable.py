@@ -48,6 +48,32 @@ def test_locals_closures_methods_and_module_globals_are_followed(monkeypatch: py
     assert outer() == {"global", "closure", "local", "method"}
 
 
+def test_a_module_that_is_not_registered_and_a_functions_globals_are_followed() -> None:
+    module = ModuleType("never_in_sys_modules")
+    module.kept = [Wanted("module in a local")]  # type: ignore[attr-defined]
+    assert names() == {"module in a local"}
+    other = ModuleType("never_in_sys_modules_either")
+    other.kept = Wanted("global of a function")  # type: ignore[attr-defined]
+    exec("def call(): pass", other.__dict__)
+    call = other.call
+    del module, other
+    assert names() == {"global of a function"}
+    assert call() is None
+
+
+def test_objects_that_pretend_to_be_of_another_class_are_not_asked() -> None:
+    class Lazy:
+        @property
+        def __class__(self) -> type:  # type: ignore[override]
+            raise AssertionError("foreign code ran")
+
+        def __getattr__(self, name: str) -> object:
+            raise AssertionError("foreign code ran")
+
+    lazy, kept = Lazy(), Holder(Wanted("beside it"))  # noqa: F841
+    assert names() == {"beside it"}
+
+
 def test_what_no_module_or_frame_reaches_is_not_found() -> None:
     assert names() == set()
 
