@@ -247,6 +247,15 @@ def _summary(
     return 1 if any(one["outputs"] == "differ" for item in traced for one in item["runs"]) else 0
 
 
+def _slowdown(measured: dict[str, Any] | None) -> str:
+    if measured is None:
+        return "not measured: replays are made with --verify"
+    return (
+        f"{measured['median']:.3f} ({measured['low']:.3f} to {measured['high']:.3f}, noise {measured['noise']:.3f}) in "
+        f"{measured['passes']} replays"
+    )
+
+
 def run_lines(item: dict[str, Any]) -> list[str]:
     """What is printed about one process: its traced launches, and what was left alone."""
     from gwatch.cuda.program.launches import time_text
@@ -275,6 +284,7 @@ def run_lines(item: dict[str, Any]) -> list[str]:
             f"records     {one['records']}, {one['dropped']} dropped, {one['sites']} sites; registers "
             f"{registers['before']} -> {registers['after']}",
             f"time        {', '.join(times) or 'not known'} (host's launch included)",
+            f"slowdown    {_slowdown(one['slowdown'])}",
             f"outputs     {one['outputs']}",
         ]
         lines += [f"note        {text}" for text in one["warnings"]]

@@ -295,12 +295,14 @@ def test_the_summary_names_the_launch_and_what_was_left_alone() -> None:
         "captured": False,
         "traced_ns": 4_200.0,
         "plain_ns": 4_000.0,
+        "slowdown": {"median": 1.05, "low": 1.02, "high": 1.08, "noise": 0.01, "passes": 5},
         "sites": 2,
         "warnings": ["[sampled] 1 of 2 CTAs"],
     }
     item = {"rank": 1, "runs": [one], "kernels": [row(), row(kernel="o")], "tuning": 3, "over_limit": []}
     text = "\n".join(run_lines(item))
     assert "2 of 9 (the third of its shape), grid 2x1x1, block 64x1x1, device 1, rank 1" in text
+    assert "slowdown    1.050 (1.020 to 1.080, noise 0.010) in 5 replays" in text
     assert "4.2 µs traced, 4 µs at the median" in text and "outputs     identical" in text
     assert "left alone  3 launches made by autotuners" in text and "left alone  1 other kernels" in text
     assert "[sampled] 1 of 2 CTAs" in text
@@ -343,7 +345,7 @@ for rank in range({ranks}):
     report.render(os.path.join(folder, f"{{rank}}.gwatch"))
     one = dict(kernel="k", demangled="k()", number=2, steady=True, explicit=False, launches=5, tuning=0, grid=[2, 1, 1],
                block=[32, 1, 1], device=rank, records=4, dropped=0, outputs={outputs!r}, captured=False,
-               registers=dict(before=16, after=24), traced_ns=900.0, plain_ns=None, sites=2, warnings=[])
+               registers=dict(before=16, after=24), traced_ns=900.0, plain_ns=None, slowdown=None, sites=2, warnings=[])
     outcome = dict(pid=rank, rank=rank, state="done", argv=[], kernels=[{row!r}], wanted=["k"], tuning=0, over_limit=[],
                    ambiguous=False, runs=[one], problems=[], archive=f"{{rank}}.gwatch")
     with open(os.path.join(folder, f"{{rank}}.json"), "w") as file:

@@ -275,6 +275,8 @@ def replays(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(machine.driver, "repeat", repeat, raising=False)
     machine.driver.layout = [(0, 8), (8, 8), (16, 8), (24, 4), (28, 4), (32, 4)]
+    monkeypatch.setattr(replay, "PASSES", 2)
+    monkeypatch.setattr(replay, "BUDGET_SECONDS", 600.0)  # a machine made of Python takes its time
     return made
 
 
@@ -293,10 +295,31 @@ def test_verify_replays_plain_plain_traced_on_the_same_memory(
     machine._run = watched  # type: ignore[method-assign]
     machine.launch()
     found = outcome.collect(session)
-    assert replays == ["cuLaunchKernel"] * 3 and machine.ran == ["plain", "plain", "traced", "traced"]
+    turns = ["plain"] + ["plain", "traced"] * replay.PASSES
+    assert found["problems"] == []
+    assert replays == ["cuLaunchKernel"] * len(turns) and machine.ran == [*turns, "traced"]
     assert set(before) == {b"\x05" * 4096}, "every run must find the memory as the program left it"
     assert found["runs"][0]["outputs"] == "identical" and found["runs"][0]["records"] == 2 * 48 * 3
+    slower = found["runs"][0]["slowdown"]
+    assert (slower["passes"], slower["median"], slower["plain_ns"]) == (replay.PASSES, 1.0, 10_000.0)
     assert left_clean(machine)
+
+
+def test_verify_stops_replaying_when_time_is_up(
+    machine: Machine, start: Callable[..., Any], replays: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replay, "BUDGET_SECONDS", -1.0)
+    session = start(verify=True)
+    machine.launch()
+    (run,) = outcome.collect(session)["runs"]
+    assert len(replays) == 3 and run["outputs"] == "identical" and run["slowdown"]["passes"] == 1
+
+
+def test_without_verify_the_slowdown_is_not_measured(machine: Machine, start: Callable[..., Any]) -> None:
+    session = start()
+    machine.launch()
+    (run,) = outcome.collect(session)["runs"]
+    assert run["slowdown"] is None and run["traced_ns"] == 10_000.0
 
 
 def test_verify_tells_a_traced_kernel_that_writes_something_else(

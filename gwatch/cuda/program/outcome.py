@@ -201,7 +201,7 @@ def _result(session: ProgramSession, kernel: Kernel, traced: Traced) -> TraceRes
         _Facts(traced),
         slot,
         0,
-        None,
+        traced.own_ns,
     )
     if traced.prepared.places.lifetime:
         merge_exits(result)
@@ -240,7 +240,8 @@ def _told(session: ProgramSession, kernel: Kernel, traced: Traced, result: Trace
         "outputs": result["outputs"],
         "registers": result["registers"],
         "captured": traced.slot.seen.captured,
-        "traced_ns": traced.slot.traced_ns[-1] if traced.slot.traced_ns else None,
+        "traced_ns": traced.own_ns,
+        "slowdown": result["slowdown"],
         "plain_ns": median(plain) if plain else None,
         "sites": len(traced.prepared.places.sites),
         "warnings": list(result["warnings"]),

@@ -1,14 +1,16 @@
-"""``--verify``: run the very launch that is about to be traced plain, plain and traced on the same memory.
+"""``--verify``: run the very launch that is about to be traced plain and traced, by turns, on the same memory.
 
 All of it happens when the launch call is entered. The device is waited for, the allocations that the launch's
 parameters point into and the variables of its module are saved, and after every replay they are put back, so
 that the program's own launch finds what it would have found. Memory that is reached through pointers stored
-*in* memory is neither saved nor compared.
+*in* memory is neither saved nor compared. The replays are timed like do_trace's passes: that is the slowdown of
+the records.
 """
 
 from __future__ import annotations
 
 import re
+import time
 
 import numpy as np
 
@@ -17,20 +19,26 @@ from gwatch.cuda.launchview import LaunchView
 from gwatch.cuda.xtrace.outputs import Snapshot, Verdict, compare, pointers_in
 from gwatch.cuda.xtrace.passes import Slot
 from gwatch.cuda.xtrace.prepare import Target, variables
-from gwatch.errors import GWatchError
+from gwatch.cuda.xtrace.timing import LaunchTimer
 
 LIMIT = 1 << 30
+PASSES = 5
+"""Plain and traced replays by turns, after a plain one that warms up."""
+BUDGET_SECONDS = 3.0
+"""No further turn is begun after this time; saving and restoring much memory takes long."""
 # Kernels that wait for a peer GPU (or for another launch) never end when they are run alone.
 _PEERS = re.compile(
     r"nccl|nvshmem|multimem|symm_?mem|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all", re.I
 )
 
 
-def replay(driver: Driver, view: LaunchView, slot: Slot, target: Target, stream: int) -> Verdict:
+def replay(
+    driver: Driver, view: LaunchView, slot: Slot, target: Target, stream: int, timer: LaunchTimer
+) -> Verdict:
     """The verdict on a launch whose slot is loaded and armed; its ring is zeroed again in the end.
 
-    ``stream``: gwatch's own stream in the launch's context. Raises LaunchError when a replay fails: the memory
-    is put back before.
+    ``stream``: gwatch's own stream in the launch's context. The times of the replays are left in the slot's
+    ``plain_ns`` and ``traced_ns``. Raises LaunchError when a replay fails: the memory is put back before.
     """
     reason = _unsuited(view, slot, target)
     if reason:
@@ -44,23 +52,47 @@ def replay(driver: Driver, view: LaunchView, slot: Slot, target: Target, stream:
     if total > LIMIT:
         return Verdict(f"not checked: the launch reaches {total} bytes, over the limit of {LIMIT}")
     saved = _save(driver, blocks)
-    shots: list[Snapshot] = []
+    timer.prepare(slot.context, 1)
+    original, patched = slot.seen.launch.handle, slot.patched.kernel
+    begin = time.monotonic()
     try:
-        for handle in (slot.seen.launch.handle, slot.seen.launch.handle, slot.patched.kernel):
-            arguments = view.again(handle)
-            assert arguments is not None
-            if handle == slot.patched.kernel and slot.constants is not None:
-                to, source, size = slot.constants
-                driver.copy_async(to, source, size, slot.seen.launch.stream)
-            driver.repeat(view.api, arguments)
-            driver.synchronize()
-            shots.append(_save(driver, blocks))
+        _once(driver, view, slot, original, timer)
+        plain = [_save(driver, blocks)]
+        traced: Snapshot | None = None
+        for _ in range(PASSES):
             _put_back(driver, blocks, saved)
-    except GWatchError:
+            slot.plain_ns += _once(driver, view, slot, original, timer)
+            if traced is None:
+                plain.append(_save(driver, blocks))
+            _put_back(driver, blocks, saved)
+            slot.ring.clear(stream)
+            slot.traced_ns += _once(driver, view, slot, patched, timer)
+            if traced is None:
+                traced = _save(driver, blocks)
+            if time.monotonic() - begin > BUDGET_SECONDS:
+                break
+    finally:
         _put_back(driver, blocks, saved)
-        raise
+        timer.close(slot.context)
     slot.ring.clear(stream)
-    return compare(shots[:2], shots[2])
+    assert traced is not None
+    return compare(plain, traced)
+
+
+def _once(driver: Driver, view: LaunchView, slot: Slot, handle: int, timer: LaunchTimer) -> list[float]:
+    """Run the launch with the code of ``handle`` and wait; its time in ns, if it could be taken."""
+    arguments, stream = view.again(handle), slot.seen.launch.stream
+    assert arguments is not None
+    if handle != slot.seen.launch.handle and slot.constants is not None:
+        to, source, size = slot.constants
+        driver.copy_async(to, source, size, stream)
+    pair = timer.before(slot.context, stream)
+    driver.repeat(view.api, arguments)
+    if pair is not None:
+        timer.after(pair, stream)
+    driver.synchronize()
+    taken = None if pair is None else timer.take(slot.context, pair)
+    return [] if taken is None else [taken]
 
 
 def _unsuited(view: LaunchView, slot: Slot, target: Target) -> str | None:

@@ -33,6 +33,7 @@ from gwatch.cuda.program.stopwatch import Pair, Stopwatch
 from gwatch.cuda.xtrace.outputs import Verdict
 from gwatch.cuda.xtrace.passes import Seen, Slot
 from gwatch.cuda.xtrace.prepare import load_slots
+from gwatch.cuda.xtrace.timing import LaunchTimer
 from gwatch.errors import GWatchError, TraceError
 
 LOOK_SECONDS = 0.25
@@ -53,6 +54,7 @@ class Traced:
     failed: bool = False  # the launch call itself returned an error
     verdict: Verdict = _UNCHECKED
     events: Pair | None = None  # around the launch, until its time was taken
+    own_ns: float | None = None  # time of the program's own launch, the host's part included
 
     @property
     def launch(self) -> Launch:
@@ -95,6 +97,7 @@ class ProgramSession:
         self._open: dict[int, tuple[LaunchView, Callable[[int], None]]] = {}
         self._streams: dict[int, int] = {}
         self._callers = Callers()
+        self._replay_timer: LaunchTimer | None = None
         self._lock = threading.Lock()
         self._watchdog: threading.Thread | None = None
         self._stopped = threading.Event()
@@ -233,7 +236,7 @@ class ProgramSession:
             if traced is None:
                 kernel.times.setdefault(shape, []).append(ns)
             else:
-                traced.slot.traced_ns.append(ns)
+                traced.own_ns = ns
                 traced.events = None
 
         def leave(status: int) -> None:
@@ -290,12 +293,19 @@ class ProgramSession:
             self._arm(slot)
             traced = Traced(prepared, slot, number)
             if self.options.verify:
-                traced.verdict = replay(driver, view, slot, target, self.side_stream(slot.context))
+                traced.verdict = replay(
+                    driver, view, slot, target, self.side_stream(slot.context), self._timer(driver)
+                )
         self._copy_constants(slot, captured)
         kernel.traced.append(traced)
         assert slot.patched is not None
         view.redirect(Replacement(slot.patched.kernel, slot.patched.function))
         return traced
+
+    def _timer(self, driver: Driver) -> LaunchTimer:
+        if self._replay_timer is None:
+            self._replay_timer = LaunchTimer(driver)
+        return self._replay_timer
 
     def _watch_over(self) -> None:
         """Start the thread that looks after launches, once, if a time limit was given."""

@@ -49,6 +49,8 @@ def build(
 ) -> TraceResult:
     """The result of slot ``index`` of the last traced pass ``seen``, which took ``wall_ns`` (None: unknown).
 
+    The shorter of ``wall_ns`` and the last of the slot's ``traced_ns`` bounds the launch's duration.
+
     Raises TraceError ``[no-records]`` and what ``decode_ring`` raises.
     """
     assert slot.ring is not None and slot.patched is not None
