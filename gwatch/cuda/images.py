@@ -38,6 +38,27 @@ def elf_extent(address: int) -> int:
     return int(end)
 
 
+_FATBIN_MAGIC, _WRAPPER_MAGIC = b"\x50\xed\x55\xba", b"\xb1\x43\x62\x46"
+_PTX_STARTS = (b"//", b".v", b"/*")
+
+
+def container_at(address: int) -> bytes | None:
+    """The fat binary (its wrapper is followed) or PTX text at a host address that a load call was given; None for
+    anything else."""
+    if not address:
+        return None
+    head = ctypes.string_at(address, 4)
+    if head == _WRAPPER_MAGIC:
+        (address,) = struct.unpack_from("<Q", ctypes.string_at(address, 16), 8)
+        head = ctypes.string_at(address, 4) if address else b""
+    if head == _FATBIN_MAGIC:
+        header_bytes, size = struct.unpack_from("<HQ", ctypes.string_at(address, 16), 6)
+        return ctypes.string_at(address, header_bytes + size)
+    if head.lstrip()[:2] in _PTX_STARTS:
+        return ctypes.string_at(address)  # the driver takes it as text that ends in a zero byte
+    return None
+
+
 def has_kernel(image: bytes, name: str) -> bool:
     """Whether an ELF image has a text section for the kernel; a plain byte search, so that it stays cheap."""
     return b".text." + name.encode() + b"\0" in image
@@ -47,8 +68,9 @@ class ImageStore:
     """Images seen so far. Methods called from callbacks only append, look up and pop."""
 
     def __init__(self) -> None:
-        self._seen: list[bytes] = []
+        self._seen: dict[bytes, None] = {}  # each once: a program may load the same image for ever
         self._by_handle: dict[int, bytes] = {}
+        self._containers: dict[int, bytes] = {}
         self._loads: Counter[int] = Counter()
         self._swapped: dict[int, bytes] = {}
         self._own: set[bytes] = set()
@@ -59,7 +81,7 @@ class ImageStore:
 
     def seen(self, image: bytes) -> None:
         """The driver loaded this image somewhere."""
-        self._seen.append(image)
+        self._seen.setdefault(image)
 
     def loaded(self, handle: int, image: bytes | None, *, swapped: bool = False) -> None:
         """A load call returned ``handle`` (a CUmodule or CUlibrary) for ``image``."""
@@ -69,9 +91,14 @@ class ImageStore:
             if swapped:
                 self._swapped[handle] = image
 
+    def contained(self, handle: int, container: bytes) -> None:
+        """``handle`` was loaded from this fat binary or PTX text."""
+        self._containers[handle] = container
+
     def forget(self, handle: int) -> None:
         """A module or library is being unloaded."""
         self._by_handle.pop(handle, None)
+        self._containers.pop(handle, None)
         self._swapped.pop(handle, None)
 
     def replacement(self, image: bytes) -> int | None:
@@ -101,6 +128,10 @@ class ImageStore:
         """Image of a CUmodule or CUlibrary whose load was seen."""
         return self._by_handle.get(handle)
 
+    def container(self, handle: int) -> bytes | None:
+        """The fat binary or PTX text that a CUmodule or CUlibrary was loaded from, if its load was seen."""
+        return self._containers.get(handle)
+
     def own(self, image: bytes) -> None:
         """gwatch itself is about to load this image: it is nobody's original."""
         self._own.add(sha256(image).digest())
@@ -116,5 +147,5 @@ class ImageStore:
     def with_kernel(self, name: str) -> list[bytes]:
         """Distinct images seen that hold a kernel of this mangled name and belong to no known handle."""
         known = set(self._by_handle.values())
-        pool = dict.fromkeys(image for image in self._seen if has_kernel(image, name))
+        pool = [image for image in self._seen if has_kernel(image, name)]
         return [image for image in pool if image not in known and sha256(image).digest() not in self._own]

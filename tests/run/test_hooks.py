@@ -12,6 +12,7 @@ import pytest
 from fakecupti import IDS, FakeCupti, launch_arguments, load_arguments
 
 from gwatch.cuda import capture, cupti
+from gwatch.cuda.images import ImageStore
 from gwatch.cuda.launchview import LAYOUTS, LaunchView, Replacement
 from gwatch.errors import ToolError
 
@@ -266,3 +267,10 @@ def test_a_module_that_an_observers_question_makes_the_driver_load_is_noted(
     with hooks.observe(Asking()):
         fake.call("cuLaunchKernel", launch_arguments(), b"wanted")
     assert hooks.images.with_kernel("matmul") == [image]
+
+
+def test_an_image_loaded_over_and_over_is_kept_once() -> None:
+    store = ImageStore()
+    for number in range(50):
+        store.seen(bytes([1, 2, number % 2]))
+    assert list(store._seen) == [bytes([1, 2, 0]), bytes([1, 2, 1])]

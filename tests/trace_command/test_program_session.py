@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -91,6 +93,27 @@ def test_only_autotuning_launches_leave_no_archive(machine: Machine, start: Call
     autotune_bench(machine.launch)
     found = outcome.collect(session)
     assert machine.ran == ["plain"] and found["archive"] is None and found["runs"] == []
+
+
+def test_autotuners_in_c_and_profilers_are_named(
+    machine: Machine, start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = SimpleNamespace(_C=SimpleNamespace(_get_cudnn_benchmark=lambda: True))
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.setitem(sys.modules, "torch.autograd.profiler", SimpleNamespace(_is_profiler_enabled=True))
+    monkeypatch.setenv("PYTORCH_TUNABLEOP_ENABLED", "1")
+    session = start()
+    machine.launch()
+    found = outcome.collect(session)
+    told = "\n".join(found["problems"])
+    assert found["runs"] and "[autotuner-unseen] torch.backends.cudnn.benchmark and PyTorch's TunableOp was on" in told
+    assert "[profiler-active]" in told
+    quiet = start()
+    monkeypatch.setattr(torch._C, "_get_cudnn_benchmark", lambda: False)
+    monkeypatch.setitem(sys.modules, "torch.autograd.profiler", SimpleNamespace(_is_profiler_enabled=False))
+    monkeypatch.delenv("PYTORCH_TUNABLEOP_ENABLED")
+    machine.launch()
+    assert outcome.collect(quiet)["problems"] == []
 
 
 def test_a_numbered_launch_alone_is_traced(machine: Machine, start: Callable[..., Any]) -> None:

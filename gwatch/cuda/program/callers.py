@@ -1,11 +1,13 @@
 """Who is launching: is it an autotuner trying out configurations, and which framework is it?
 
 Read off the Python frames below the launch call, which costs some microseconds and changes nothing. An
-autotuner written in C++ (cuDNN's and cuBLASLt's own search) has no frames and is not recognised.
+autotuner written in C++ (cuDNN's and cuBLASLt's own search) has no frames and is not recognised; that one is
+switched on can be seen, and is said.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import types
@@ -83,6 +85,22 @@ def origin_of(modules: Iterable[str], symbol: str) -> str:
         if package in sys.modules:
             return name
     return "native"
+
+
+def unseen_autotuners() -> list[str]:
+    """Autotuners in C++ that this process has switched on: their trial launches look like any other."""
+    found = []
+    asked = getattr(getattr(sys.modules.get("torch"), "_C", None), "_get_cudnn_benchmark", None)
+    if callable(asked) and asked():
+        found.append("torch.backends.cudnn.benchmark")
+    if os.environ.get("PYTORCH_TUNABLEOP_ENABLED") == "1":
+        found.append("PyTorch's TunableOp")
+    return found
+
+
+def profiling() -> bool:
+    """Whether torch.profiler is recording in this process right now."""
+    return bool(getattr(sys.modules.get("torch.autograd.profiler"), "_is_profiler_enabled", False))
 
 
 class Callers:

@@ -79,6 +79,7 @@ def collect(session: ProgramSession) -> dict[str, Any]:
     for kernel in several:
         if kernel.refused is not None:
             problems.append(_refusal(kernel))
+    problems += _circumstances(session)
     _traceable(session)
     session.release()
     outcome = _facts(session, told, problems, ambiguous)
@@ -166,6 +167,22 @@ def _refusal(kernel: Kernel) -> str:
     message = error.message if kernel.row.symbol in error.message else f"{name}: {error.message}"
     hint = "" if error.code == "image-not-found" else error.hint
     return str(GWatchError(error.code, message, hint))
+
+
+def _circumstances(session: ProgramSession) -> list[str]:
+    """What else went on in the program that bears upon its launches."""
+    found = []
+    if session.unseen_autotuners:
+        found.append(
+            f"[autotuner-unseen] {' and '.join(session.unseen_autotuners)} was on: it tries configurations in C++, "
+            "where gwatch cannot tell a trial launch from another; --launch N names a later one"
+        )
+    if session.profiled:
+        found.append(
+            "[profiler-active] the program ran torch.profiler, and CUPTI serves one subscriber: the profiler's GPU "
+            "times may be missing; profile and trace in separate runs"
+        )
+    return found
 
 
 def _result(session: ProgramSession, kernel: Kernel, traced: Traced) -> TraceResult:

@@ -23,7 +23,7 @@ from gwatch.cuda.capture import hooks
 from gwatch.cuda.driver import COPIED_ATTRIBUTES, NUM_REGS, Driver
 from gwatch.cuda.latefind import HandleFacts
 from gwatch.cuda.launchview import Launch, LaunchView, Replacement
-from gwatch.cuda.program.callers import Caller, Callers, origin_of
+from gwatch.cuda.program.callers import Caller, Callers, origin_of, profiling, unseen_autotuners
 from gwatch.cuda.program.launches import KernelRow, Shape
 from gwatch.cuda.program.options import ProgramOptions
 from gwatch.cuda.program.prepared import Prepared, prepare
@@ -101,6 +101,8 @@ class ProgramSession:
         self._lock = threading.Lock()
         self._watchdog: threading.Thread | None = None
         self._stopped = threading.Event()
+        self.profiled = False
+        self.unseen_autotuners: dict[str, None] = {}
         self.on_first_launch: Callable[[], None] = lambda: None
         self.on_hang: Callable[[ProgramSession, Kernel, Traced | None], None] = lambda *_: None
         self._stack = contextlib.ExitStack()
@@ -155,6 +157,7 @@ class ProgramSession:
         if not kernel.row.counted:
             return
         caller = self._callers.ask(symbol)
+        self.profiled = self.profiled or profiling()
         listing = self.options.list_only
         with self._lock:
             row = kernel.row
@@ -219,6 +222,7 @@ class ProgramSession:
             facts = HandleFacts.read(self.driver, launch.handle, row.device, COPIED_ATTRIBUTES)
             kernel.seen = Seen(launch, facts, row.device, captured)
         row.origin = origin_of(caller.modules, row.symbol)
+        self.unseen_autotuners.update(dict.fromkeys(unseen_autotuners()))
 
     def _registers(self, handle: int, device: int) -> int | None:
         if self.driver.handle_library(handle) is not None:
