@@ -11,7 +11,7 @@ import numpy as np
 
 from gwatch.cuda.binary import KernelDef, nvinfo
 from gwatch.cuda.binary.nvinfo import Attr, Attribute
-from gwatch.inspect.code import Code
+from gwatch.sass.code import Code
 from gwatch.inspect.loops import Loop, find_loops
 from gwatch.inspect.opcodes import Access, access_of, unit_of
 from gwatch.inspect.view import CubinView

@@ -1,7 +1,7 @@
 """SASS listings of whole cubins, in the two shapes people know.
 
 ``cuobjdump``: what ``cuobjdump -sass`` prints: absolute targets and both halves of every word. It is written from
-:class:`~gwatch.inspect.code.Code`, so it is fast where the architecture has a table. ``nvdisasm``: what
+:class:`~gwatch.sass.code.Code`, so it is fast where the architecture has a table. ``nvdisasm``: what
 ``nvdisasm -g -c`` prints: labels and source lines; label numbers are that program's own, so it prints them itself.
 """
 
@@ -14,9 +14,9 @@ from operator import add
 
 import numpy as np
 
-from gwatch.inspect.code import Code, CodePart
 from gwatch.inspect.view import CubinView
 from gwatch.sass import nvdisasm
+from gwatch.sass.code import Code, CodePart
 
 _ABI_OLD = 7
 _TIGHT = 0x7E0

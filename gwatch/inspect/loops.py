@@ -1,6 +1,6 @@
 """Loops of a code section, from its branches.
 
-A light control-flow graph over basic blocks, built from :class:`~gwatch.inspect.code.Code` so that it works
+A light control-flow graph over basic blocks, built from :class:`~gwatch.sass.code.Code` so that it works
 for every architecture that nvdisasm reads. A loop is a strongly connected set of blocks; taking its header out
 shows the loops inside it. Blocks that the compiler moved out of line and that branch back are no loops.
 """
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from gwatch.inspect.code import JUMPS, Code
+from gwatch.sass.code import JUMPS, Code
 
 _INDIRECT = ("BRX", "BRXU", "JMX", "JMXU")
 _ENDS = ("EXIT", "RET", "KILL", "RTT", "PRET")

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from gwatch.inspect.code import Code, split_text
+from gwatch.sass.code import Code, split_text
 from gwatch.inspect.loops import Blocks
 
 _REGISTER = re.compile(r"\b(U?R|U?P)([0-9]+)\b")

@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from gwatch.cuda.binary import Cubin, KernelDef, nvinfo
 from gwatch.cuda.binary.nvinfo import Attr, Attribute
-from gwatch.inspect.code import Code, code_of
 from gwatch.sass.arch import Arch
+from gwatch.sass.code import Code, code_of
 
 _BANK = re.compile(r"\.nv\.constant([0-9]+)\.")
 FIRST_TO_MARK = (12, 8)

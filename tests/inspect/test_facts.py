@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from inspect_support import COPY_CUBIN, FIXTURES, RESOURCES, cuobjdump
 
-from gwatch.inspect.code import code_of
+from gwatch.sass.code import code_of
 from gwatch.inspect.facts import KernelFacts, kernel_facts
 from gwatch.inspect.loops import find_loops
 from gwatch.inspect.opcodes import access_of, unit_of

@@ -270,8 +270,8 @@ def test_forms_and_keys_survive_their_json(isa: Isa) -> None:
 @pytest.mark.parametrize(
     ("text", "reads", "writes"),
     [
-        ("HGMMA.64x128x16.F32 R24, gdesc[UR8].tnspB, R24, gsb0", "R24..87 UR8..11 R24..87", "R24..87 R24..87"),
-        ("HGMMA.64x64x16.F32 R152, gdesc[UR4].tnspB, R152", "R152..183 UR4..7 R152..183", "R152..183 R152..183"),
+        ("HGMMA.64x128x16.F32 R24, gdesc[UR8].tnspB, R24, gsb0", "UR8..11 R24..87", "R24..87"),
+        ("HGMMA.64x64x16.F32 R152, gdesc[UR4].tnspB, R152", "UR4..7 R152..183", "R152..183"),
         ("HGMMA.64x128x16.F32 R24, gdesc[UR4], RZ, !UPT", "UR4..7", "R24..87"),
     ],
 )

@@ -13,26 +13,28 @@ from gwatch.errors import DecodeError, EncodeError, ToolError, UnsupportedError
 from gwatch.sass.arch import ARCHES, Arch, arch_of
 from gwatch.sass.control import CONTROL_MASK, Control
 from gwatch.sass.isa import lex
-from gwatch.sass.isa.effects import FILES, Effects, RegUse, warpgroup_counts
+from gwatch.sass.isa.effects import Effects, RegUse
 from gwatch.sass.isa.encode import Encoder
-from gwatch.sass.isa.model import GUARD_SHIFT, Form, Key, key_of
+from gwatch.sass.isa.model import GUARD_SHIFT, key_of
+from gwatch.sass.isa.pattern import GUARD_MASK, PLAIN_MASK
 from gwatch.sass.isa.table import Table, load
-from gwatch.sass.isa.vector import Uses, Vectoriser
-
-GUARD_MASK = 0xF << GUARD_SHIFT
-_CACHE = 1 << 17
+from gwatch.sass.isa.template import Template, Templates
+from gwatch.sass.isa.text import guard_text
+from gwatch.sass.isa.vector import Decoder, Section, Uses
 
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
     """One decoded word.
 
-    ``text`` is nvdisasm's (no closing ``;``), targets absolute. ``opcode`` has the modifiers, ``mnemonic`` not.
-    ``guard`` is (index 0..7, negated); 7 is PT. ``target`` is the absolute byte address that a pc-relative
-    instruction names.
+    ``text`` is nvdisasm's (no closing ``;``), targets absolute; ``canonical`` also shows what nvdisasm hides
+    (descriptor registers, the bits of a NaN) and is what encoding takes back. ``opcode`` has the modifiers,
+    ``mnemonic`` not. ``guard`` is (index 0..7, negated); 7 is PT. ``target`` is the absolute byte address that a
+    pc-relative instruction names.
     """
 
     text: str
+    canonical: str
     mnemonic: str
     opcode: str
     guard: tuple[int, bool]
@@ -40,18 +42,6 @@ class Decoded:
     control: Control
     effects: Effects
     target: int | None
-
-
-@dataclass(slots=True)
-class _Core:
-    """What a word says apart from its control bits; ``offset`` is the pc-relative distance of ``value``."""
-
-    key: Key
-    form: Form
-    body: str
-    opcode: str
-    effects: Effects
-    offset: int | None
 
 
 class Isa:
@@ -63,15 +53,19 @@ class Isa:
         self.zero = {"R": arch.register_zero, "U": arch.uniform_zero, "P": arch.predicate_true,
                      "Q": arch.predicate_true}
         self.encoder = Encoder(table, self.zero)
-        self._vector = Vectoriser(table, self.zero, lambda word: self._core(word).effects)
-        self._cores: dict[int, _Core] = {}
+        self.templates = Templates(table, self.zero)
+        self.decoder = Decoder(self.templates)
         self._relatives: dict[tuple[str, ...], bool] = {}
 
     # -- whole sections ---------------------------------------------------------------------------------------
 
+    def section(self, words: npt.NDArray[np.uint64]) -> Section:
+        """Everything about words ``(n, 2) uint64`` (low half, high half) by columns, vectorised."""
+        return Section(self.decoder, words)
+
     def uses(self, words: npt.NDArray[np.uint64]) -> Uses:
-        """Register uses, kinds and targets of words ``(n, 2) uint64`` (low half, high half), vectorised."""
-        return self._vector.uses(words)
+        """Register uses, kinds and targets of words ``(n, 2) uint64``, vectorised."""
+        return self.section(words).uses
 
     # -- decoding ---------------------------------------------------------------------------------------------
 
@@ -80,27 +74,24 @@ class Isa:
 
         Raises DecodeError ``[word-unknown]`` when the tables do not know it.
         """
-        core = self._core(word)
+        template = self._template(word)
         control = self._control(word)
-        body = core.body
-        if control.reuse and control.yield_flag:
-            marked = core.form.marked(word & ~(CONTROL_MASK | GUARD_MASK), control.reuse)
-            body = core.key.body(word, self.zero, marked) or body
-        target = None
-        if core.offset is not None:
-            target = pc + self.arch.instruction_size + core.offset
-            body = body[:len(body) - len(f"{core.offset:#x}")] + f"{target:#x}"
+        plain = word & PLAIN_MASK
+        reuse = control.reuse if control.yield_flag else 0
+        offset = template.offset(plain)
+        target = None if offset is None else pc + self.arch.instruction_size + offset
+        text = template.text(plain, self.zero, target, reuse)
+        canonical = template.text(plain, self.zero, target, reuse, True)
         guard = (word >> GUARD_SHIFT & 7, bool(word >> GUARD_SHIFT + 3 & 1))
-        text = body
+        uniform = template.key.uniform_guard
         if guard != (7, False):
-            index = "T" if guard[0] == 7 else str(guard[0])
-            text = f"@{'!' if guard[1] else ''}{'U' if core.key.uniform_guard else ''}P{index} {body}"
-        effects = core.effects
+            front = guard_text(*guard, uniform)
+            text, canonical = front + text, front + canonical
+        effects = template.effects(plain)
         if guard[0] != 7:
-            use = RegUse("UP" if core.key.uniform_guard else "P", guard[0], 1, "guard")
+            use = RegUse("UP" if uniform else "P", guard[0], 1, "guard")
             effects = replace(effects, reads=(*effects.reads, use))
-        return Decoded(text, core.opcode.split(".")[0], core.opcode, guard, core.key.uniform_guard, control, effects,
-                       target)
+        return Decoded(text, canonical, template.mnemonic, template.opcode, guard, uniform, control, effects, target)
 
     def _control(self, word: int) -> Control:
         try:
@@ -108,96 +99,24 @@ class Isa:
         except EncodeError as error:
             raise DecodeError("word-unknown", f"word {word:#034x}: {error.message}") from None
 
-    def _core(self, word: int) -> _Core:
-        plain = word & ~(CONTROL_MASK | GUARD_MASK)
-        core = self._cores.get(plain)
-        if core is None:
-            core = self._read(plain)
-            if len(self._cores) >= _CACHE:
-                self._cores.clear()
-            self._cores[plain] = core
-        return core
-
-    def _read(self, plain: int) -> _Core:
-        key = self.table.key(key_of(plain))
-        form = key.form_of(plain) if key else None
-        body = key.body(plain, self.zero) if key else None
-        opcode = key.opcode_text(plain) if key else None
-        if key is None or form is None or body is None or opcode is None or plain >> 126:
-            raise DecodeError("word-unknown", f"word {plain:#034x} is not in the {self.table.name} table",
+    def _template(self, word: int) -> Template:
+        template = self.templates.of(word)
+        if template is None:
+            raise DecodeError("word-unknown", f"word {word:#034x} is not in the {self.table.name} table",
                               "nvdisasm may know it")
-        offset = None
-        if key.is_relative(opcode.split(".")) and form.values and form.values[-1].kind == "I":
-            place = form.values[-1].field_of(plain)
-            offset = place.get(plain) if place is not None else None
-        return _Core(key, form, body, opcode, self._effects(key, form, plain, opcode), offset)
-
-    def _effects(self, key: Key, form: Form, plain: int, opcode: str) -> Effects:
-        kind = str(key.extra.get("kind", "unknown"))
-        boards = key.extra.get("scoreboards", [0, 0])
-        matrix = warpgroup_counts(opcode, form)
-        if matrix is not None:
-            return self._matrix_effects(form, plain, matrix, kind, boards)
-        reads: list[RegUse] = []
-        writes: list[RegUse] = []
-        complete = form.proved
-        for rule in form.rules:
-            counts = rule.get(plain)
-            place = form.values[rule.value].field_of(plain)
-            number = place.get(plain) if place is not None else -1
-            if place is not None and self.zero.get(place.kind) == number:
-                continue
-            if counts is None or place is None:
-                complete = False
-                continue
-            file = FILES[place.kind]
-            if counts[0]:
-                reads.append(RegUse(file, number, counts[0], rule.role))
-            if counts[1]:
-                writes.append(RegUse(file, number, counts[1], rule.role))
-        for file, first, read, written in form.implicit:
-            if read:
-                reads.append(RegUse(file, first, 1, "implicit"))
-            if written:
-                writes.append(RegUse(file, first, 1, "implicit"))
-        return Effects(tuple(reads), tuple(writes), complete and kind != "unknown", kind, bool(boards[0]),
-                       bool(boards[1]))
-
-    def _matrix_effects(self, form: Form, plain: int, counts: dict[int, tuple[str, int]], kind: str,
-                        boards: list[int]) -> Effects:
-        """Of a warpgroup matrix product: D is written, C is D (then both are read and written) or zero."""
-        reads: list[RegUse] = []
-        writes: list[RegUse] = []
-        complete = kind != "unknown"
-        uses: dict[int, RegUse] = {}
-        for n, (role, count) in counts.items():
-            place = form.values[n].field_of(plain)
-            if place is None:
-                complete = False
-            elif (number := place.get(plain)) != self.zero.get(place.kind):
-                uses[n] = RegUse(FILES[place.kind], number, count, role)
-        accumulator = uses.get(0)
-        accumulates = accumulator is not None and any(use == accumulator for n, use in uses.items() if n)
-        for n, use in uses.items():
-            if n or accumulates:
-                reads.append(use)
-            if use == accumulator:
-                writes.append(use)
-        return Effects(tuple(reads), tuple(writes), complete, kind, bool(boards[0]), bool(boards[1]))
+        return template
 
     def reuse_places(self, word: int) -> tuple[int, ...]:
         """Per reuse bit (a, b, c, d) the lowest bit of the register field it keeps, -1 where this form keeps none.
 
         Empty for a word that the tables don't know.
         """
-        try:
-            return self._core(word).form.reuse
-        except DecodeError:
-            return ()
+        template = self.templates.of(word)
+        return () if template is None else template.form.reuse
 
     def in_compiler_code(self, word: int) -> bool:
         """Whether some compiler word of the training set has this word's form (else the form is known from probes)."""
-        return bool(self._core(word).form.shapes)
+        return bool(self._template(word).form.shapes)
 
     # -- encoding ---------------------------------------------------------------------------------------------
 
@@ -237,7 +156,7 @@ class Isa:
 
         nvdisasm prints misaligned groups without complaint; no compiler word of 166 cubins has one.
         """
-        effects = self._core(word).effects
+        effects = self._template(word).effects(word & PLAIN_MASK)
         for use in (*effects.reads, *effects.writes):
             step = 4 if use.count >= 4 else 2 if use.count > 1 else 1
             if use.first % step:
@@ -247,8 +166,6 @@ class Isa:
     def _relocated(self, cut: lex.Cut, pc: int) -> lex.Cut:
         """``cut`` with its absolute target turned into the distance from the next instruction."""
         offset = int(cut.values[-1][1], 16) - pc - self.arch.instruction_size
-        if offset >> 63 == 1:
-            offset -= 1 << 64
         return lex.Cut(None, cut.opcode, cut.skeleton, cut.attachments, (*cut.values[:-1], ("I", f"{offset:#x}")), ())
 
     def _relative(self, opcode: tuple[str, ...]) -> bool:
@@ -261,7 +178,7 @@ class Isa:
 
     def _with_reuse(self, word: int, cut: lex.Cut, control: Control) -> Control:
         """``control`` with the operand-cache bits of the values that the text marks."""
-        form = self._core(word).form
+        form = self._template(word).form
         bits = 0
         for position in cut.reuse:
             place = form.values[position].field_of(word)
@@ -276,23 +193,22 @@ class Isa:
 
     def relative_target(self, word: int, pc: int) -> int | None:
         """The absolute byte address that a pc-relative instruction names; None for all others."""
-        core = self._core(word)
-        return None if core.offset is None else pc + self.arch.instruction_size + core.offset
+        offset = self._template(word).offset(word & PLAIN_MASK)
+        return None if offset is None else pc + self.arch.instruction_size + offset
 
     def with_target(self, word: int, pc: int, target: int) -> int:
         """``word`` (standing at ``pc``) with its pc-relative target replaced.
 
         Raises EncodeError ``[target-range]`` when the distance does not fit, ``[not-relative]`` for other words.
         """
-        core = self._core(word)
-        if core.offset is None:
-            raise EncodeError("not-relative", f"{core.body} has no pc-relative target")
-        place = core.form.values[-1].field_of(word & ~(CONTROL_MASK | GUARD_MASK))
-        assert place is not None
+        template = self._template(word)
+        if not template.relative:
+            raise EncodeError("not-relative", f"{template.text(word, self.zero)} has no pc-relative target")
+        place = template.fields[-1]
         try:
             bits = place.put(target - pc - self.arch.instruction_size)
         except EncodeError as error:
-            raise EncodeError("target-range", f"{core.opcode} at {pc:#x} cannot reach {target:#x}",
+            raise EncodeError("target-range", f"{template.opcode} at {pc:#x} cannot reach {target:#x}",
                               error.hint) from None
         return word & ~place.mask | bits
 

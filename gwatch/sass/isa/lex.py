@@ -23,7 +23,7 @@ from gwatch.errors import ParseError
 
 _GUARD = re.compile(r"@(!?)(U?)P(T|\d+) +")
 _TOKEN = re.compile(
-    r"(?P<nan>[+-](?:INF|QNAN|SNAN) ?|-0\.0(?![0-9]) ?)"
+    r"(?P<nan>[+-][QS]NAN\(0x[0-9a-f]+\)|[+-](?:INF|QNAN|SNAN) ?|-0\.0(?![0-9]) ?)"
     r"|(?P<hex>-?0x[0-9a-f]+)"
     r"|(?P<set>\{[0-9,]*\})"
     r"|(?P<dec>-?\d+(?:\.\d+)?(?:e[+-]\d+)?(?![A-Za-z_0-9]))"
@@ -99,7 +99,7 @@ def cut(text: str) -> Cut:
             pending = ""
             continue
         post = ""
-        tail = _POST.match(text, pos) if kind != "nan" else None
+        tail = _POST.match(text, pos)
         if tail:
             post = tail[0]
             pos = tail.end()

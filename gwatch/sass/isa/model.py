@@ -130,7 +130,8 @@ class Form:
     that nvdisasm decodes, for forms that no compiler word has. ``reuse`` gives, per operand-cache bit, the lowest bit
     of the register field that it marks (-1: none). ``rules`` say what each value reads and writes, ``implicit`` lists
     registers that no operand names as [file, register, read, written]; ``proved``: both were checked against
-    nvdisasm's life ranges.
+    nvdisasm's life ranges. ``hidden`` are the positions of values that nvdisasm does not print, together with the
+    ``desc[..]`` around them; the skeleton has them.
     """
 
     skeleton: str
@@ -142,6 +143,7 @@ class Form:
     rules: list[Rule] = field(default_factory=list)
     implicit: list[list[Any]] = field(default_factory=list)
     proved: bool = False
+    hidden: tuple[int, ...] = ()
 
     def marked(self, word: int, bits: int) -> tuple[int, ...]:
         """Positions of the values that operand-cache ``bits`` mark."""
@@ -171,10 +173,11 @@ class Form:
 
     def to_json(self) -> Any:
         """JSON data."""
-        return {"form": self.skeleton, "attach": [a.to_json() for a in self.attachments],
+        data = {"form": self.skeleton, "attach": [a.to_json() for a in self.attachments],
                 "values": [v.to_json() for v in self.values], "reuse": list(self.reuse),
                 "shapes": [f"{w:x}" for w in self.shapes], "probes": [f"{w:x}" for w in self.probes],
                 "effects": [r.to_json() for r in self.rules], "implicit": self.implicit, "proved": int(self.proved)}
+        return {**data, "hidden": list(self.hidden)} if self.hidden else data
 
     @classmethod
     def from_json(cls, data: Any) -> Form:
@@ -182,7 +185,8 @@ class Form:
         return cls(data["form"], [Choice.from_json(a) for a in data["attach"]],
                    [Value.from_json(v) for v in data["values"]], [int(w, 16) for w in data["shapes"]],
                    [int(w, 16) for w in data["probes"]], tuple(data["reuse"]),
-                   [Rule.from_json(r) for r in data["effects"]], data["implicit"], bool(data["proved"]))
+                   [Rule.from_json(r) for r in data["effects"]], data["implicit"], bool(data["proved"]),
+                   tuple(data.get("hidden", ())))
 
 
 @dataclass(slots=True)

@@ -75,11 +75,13 @@ class Field:
 def float_bits(text: str, kind: str) -> int | None:
     """The field bits of decimal ``text`` as ``kind``, None when the number is not exactly one of that kind.
 
-    NaNs give None: many payloads share one text.
+    A NaN must carry its bits (``-QNAN(0xfff00000)``): many payloads share one name.
     """
     text = text.strip()
-    if text.endswith("NAN"):
-        return None
+    if "NAN" in text:
+        bits = nan_bits(text)
+        same = bits is not None and not bits >> _WIDTH[kind] and float_text(bits, kind, True) == text
+        return bits if same else None
     number = float("inf") if text == "+INF" else float("-inf") if text == "-INF" else float(text)
     try:
         if kind == "f32":
@@ -107,8 +109,14 @@ def float_bits(text: str, kind: str) -> int | None:
     return int(bits)
 
 
-def float_text(bits: int, kind: str) -> str:
-    """nvdisasm's spelling of the number that a field of ``kind`` holds."""
+def nan_bits(text: str) -> int | None:
+    """The field bits that a NaN's text gives in parentheses, None where it gives none."""
+    name, _, bits = text.partition("(0x")
+    return int(bits[:-1], 16) if name[1:] in ("QNAN", "SNAN") and bits else None
+
+
+def float_text(bits: int, kind: str, canonical: bool = False) -> str:
+    """nvdisasm's spelling of the number that a field of ``kind`` holds; ``canonical``: a NaN carries its bits."""
     if kind == "f32":
         number = struct.unpack("<f", struct.pack("<I", bits))[0]
         quiet = bits >> 22 & 1
@@ -123,7 +131,7 @@ def float_text(bits: int, kind: str) -> str:
         quiet = bits >> 19 & 1
     sign = "-" if bits >> _WIDTH[kind] - 1 else "+"
     if number != number:
-        return f"{sign}{'Q' if quiet else 'S'}NAN "
+        return f"{sign}{'Q' if quiet else 'S'}NAN" + (f"({bits:#x})" if canonical else " ")
     if math.isinf(number):
         return f"{sign}INF "
     if number == 0 and sign == "-":
@@ -160,12 +168,12 @@ def letter_name(letter: str) -> str:
     return {"U": "UR", "Q": "UP", "S": "SB"}.get(letter, letter)
 
 
-def number_text(letter: str, value: int, zero: dict[str, int]) -> str:
-    """nvdisasm's spelling of a number of kind ``letter`` (not N)."""
+def number_text(letter: str, value: int, zero: dict[str, int], canonical: bool = False) -> str:
+    """nvdisasm's spelling of a number of kind ``letter`` (not N); ``canonical``: a NaN carries its bits."""
     if letter == "I":
         return f"{value:#x}"
     if letter in FLOATS:
-        return float_text(value, letter)
+        return float_text(value, letter, canonical)
     if letter == "M":
         return set_text(value)
     name = letter_name(letter)

@@ -1,24 +1,31 @@
-"""Reads, writes, kinds and targets of whole text sections, in numpy: no Python loop over instructions.
+"""Whole text sections at once, in numpy: opcodes, guards, control fields, reads and writes, targets.
 
-Words are grouped by opcode key; the trees of a key are then evaluated over all its words at once.
+No Python loop runs over instructions. Every word gets the number of its template
+(:mod:`gwatch.sass.isa.template`) through a hash table over patterns; what a template says is kept in columns by that
+number, so that a section's facts are table look-ups and bit fields.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from gwatch.sass.isa.effects import FILES, Effects
-from gwatch.sass.isa.model import Form, Key, Rule, Value
-from gwatch.sass.isa.table import Table
-from gwatch.sass.isa.tree import UNKNOWN, Node
+from gwatch.sass.arch import INSTRUCTION_SIZE
+from gwatch.sass.control import control_fields
+from gwatch.sass.isa.model import KEY_BIT
+from gwatch.sass.isa.pattern import Words
+from gwatch.sass.isa.template import Access, Template, Templates
+from gwatch.sass.isa.text import Renderer
 from gwatch.sass.isa.values import Field
 
-Words = npt.NDArray[np.uint64]
-Rows = npt.NDArray[np.int64]
+Column = npt.NDArray[np.int64]
+Ids = npt.NDArray[np.int32]
 
 FILE_CODES = {"R": 0, "UR": 1, "P": 2, "UP": 3, "B": 4}
 FILE_NAMES = tuple(FILE_CODES)
@@ -26,7 +33,21 @@ ROLE_NAMES = ("data", "address", "descriptor", "predicate", "guard", "barrier", 
 ROLE_CODES = {name: code for code, name in enumerate(ROLE_NAMES)}
 KIND_NAMES = ("fixed", "variable", "async", "branch", "unknown")
 KIND_CODES = {name: code for code, name in enumerate(KIND_NAMES)}
-_M64 = (1 << 64) - 1
+
+ROW = np.dtype([
+    ("key", "<u2"), ("form", "<i2"), ("opcode", "<i4"), ("kind", "u1"), ("known", "?"), ("complete", "?"),
+    ("guard", "u1"), ("guard_negated", "?"), ("guard_uniform", "?"), ("stall", "u1"), ("yield_flag", "u1"),
+    ("write_scoreboard", "u1"), ("read_scoreboard", "u1"), ("wait_mask", "u1"), ("reuse", "u1"), ("relative", "?"),
+    ("target", "<i8")])
+"""One instruction. ``key`` is the 13-bit opcode, ``form`` the number of its form (-1 unknown), ``opcode`` an index into
+:attr:`Section.opcode_names` (-1 unknown), ``kind`` a code of :data:`KIND_NAMES`, ``guard`` 7 for none, ``target`` the
+absolute byte address where ``relative`` is set, else 0."""
+
+CHUNK = 1 << 17
+"""Words worked on at once: bounds the memory of what lies in between."""
+
+_MIX = np.uint64(0x9E3779B97F4A7C15)
+_NOTHING = np.uint64((1 << 64) - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,202 +75,429 @@ class Uses:
     mnemonic_names: tuple[str, ...]
 
 
-def _gather(words: Words, low: int, width: int) -> npt.NDArray[np.uint64]:
-    """Bits low..low+width-1 of each word, right-aligned (width <= 64)."""
-    if low >= 64:
-        value = words[:, 1] >> np.uint64(low - 64)
-    elif low + width <= 64:
-        value = words[:, 0] >> np.uint64(low)
-    else:
-        value = words[:, 0] >> np.uint64(low) | words[:, 1] << np.uint64(64 - low)
-    out: npt.NDArray[np.uint64] = value & np.uint64((1 << width) - 1)
+class _Growing:
+    """Columns by template number that grow by doubling; ``shape`` may have a leading slot axis."""
+
+    def __init__(self) -> None:
+        self.columns: dict[str, npt.NDArray[Any]] = {}
+        self.capacity = 256
+
+    def add(self, name: str, dtype: npt.DTypeLike, slots: int = 0) -> None:
+        shape = (slots, self.capacity) if slots else (self.capacity,)
+        self.columns[name] = np.zeros(shape, dtype)
+
+    def reserve(self, count: int) -> None:
+        while count > self.capacity:
+            for name, old in self.columns.items():
+                self.columns[name] = np.concatenate((old, np.zeros_like(old)), axis=-1)
+            self.capacity *= 2
+
+    def widen(self, name: str, slots: int) -> None:
+        old = self.columns[name]
+        if slots > len(old):
+            more = np.zeros((slots - len(old), self.capacity), old.dtype)
+            self.columns[name] = np.concatenate((old, more))
+
+
+_RUNS = 3
+_FIELD: dict[str, type[np.generic]] = {"xor": np.int64, "sign": np.int64, "field_kind": np.uint8}
+_FIELD |= {f"{name}{run}": dtype for run in range(_RUNS)
+           for name, dtype in (("low", np.uint8), ("mask", np.uint64), ("shift", np.uint8))}
+_USE: dict[str, type[np.generic]] = {
+    "use_low": np.uint8, "use_mask": np.uint64, "use_xor": np.uint64, "use_zero": np.int16, "use_fixed": np.uint32,
+    "use_field": np.int8}
+_DOUBT: dict[str, type[np.generic]] = {"doubt_field": np.int8, "doubt_zero": np.int16}
+_SLOTTED = _FIELD | _USE | _DOUBT
+
+
+class Decoder:
+    """Template numbers of words, and what each number stands for. Number 0 is every word the table does not know."""
+
+    def __init__(self, templates: Templates) -> None:
+        self.source = templates
+        self.templates: list[Template | None] = [None]
+        self.opcode_names: list[str] = []
+        self._opcodes: dict[str, int] = {}
+        self.kind_names: list[str] = []
+        self.mnemonic_names = tuple(templates.table.mnemonics)
+        self._mnemonics = {name: n for n, name in enumerate(self.mnemonic_names)}
+        self._low = np.full(256, _NOTHING, np.uint64)
+        self._high = np.full(256, _NOTHING, np.uint64)
+        self._table = np.zeros(1 << 14, np.int32)
+        self._grow = _Growing()
+        for name, dtype in (("form", np.int16), ("opcode", np.int32), ("mnemonic", np.int16),
+                            ("kind", np.uint8), ("known", np.bool_), ("complete", np.bool_), ("uniform", np.bool_),
+                            ("relative", np.bool_), ("texts", np.uint8), ("uses", np.uint8), ("doubts", np.uint8)):
+            self._grow.add(name, dtype)
+        for name, dtype in _SLOTTED.items():
+            self._grow.add(name, dtype, 4)
+        columns = self._grow.columns
+        columns["form"][0] = columns["opcode"][0] = columns["mnemonic"][0] = -1
+        columns["kind"][0] = KIND_CODES["unknown"]
+
+    @cached_property
+    def renderer(self) -> Renderer:
+        """Writes texts."""
+        return Renderer(self)
+
+    def column(self, name: str) -> npt.NDArray[Any]:
+        """A fact by template number."""
+        return self._grow.columns[name]
+
+    # -- numbers of templates ---------------------------------------------------------------------------------
+
+    def ids(self, words: Words) -> Ids:
+        """The template number of each word ``(n, 2) uint64``."""
+        out = np.empty(len(words), np.int32)
+        for start in range(0, len(words), CHUNK):
+            part = words[start:start + CHUNK]
+            out[start:start + len(part)] = self._chunk(part)
+        return out
+
+    def _chunk(self, words: Words) -> Ids:
+        keys = keys_of(words)
+        order = np.argsort(keys, kind="stable")
+        sorted_keys = keys[order]
+        low, high = words[order, 0], words[order, 1]
+        bits_low, bits_high = np.empty_like(low), np.empty_like(high)
+        edges = [0, *(np.flatnonzero(np.diff(sorted_keys)) + 1).tolist(), len(words)]
+        for a, b in itertools.pairwise(edges):
+            pattern = self.source.pattern(int(sorted_keys[a]))
+            if pattern is None:
+                bits_low[a:b] = bits_high[a:b] = _NOTHING
+            else:
+                pattern.columns(low[a:b], high[a:b], bits_low[a:b], bits_high[a:b])
+        odd = _impossible(high)
+        bits_low[odd] = bits_high[odd] = _NOTHING
+        out = np.empty(len(words), np.int32)
+        out[order] = self._lookup(bits_low, bits_high, low, high)
+        return out
+
+    def _lookup(self, bits_low: Words, bits_high: Words, low: Words, high: Words) -> Ids:
+        mixed = (bits_low ^ bits_high * _MIX) * _MIX
+        mixed ^= mixed >> np.uint64(32)
+        while True:
+            size = len(self._table)
+            slots = (mixed & np.uint64(size - 1)).astype(np.intp)
+            found: Ids = self._table[slots]
+            # A slot that is empty says 0, and pattern 0 is the one that no word of the table has.
+            todo = np.flatnonzero((self._low[found] != bits_low) | (self._high[found] != bits_high))
+            fresh: list[npt.NDArray[np.intp]] = []
+            while len(todo):
+                empty = found[todo] == 0
+                fresh.append(todo[empty])
+                todo = todo[~empty]
+                slots[todo] = (slots[todo] + 1) & (size - 1)
+                found[todo] = self._table[slots[todo]]
+                todo = todo[(self._low[found[todo]] != bits_low[todo]) | (self._high[found[todo]] != bits_high[todo])]
+            missing = np.concatenate(fresh) if fresh else np.zeros(0, np.intp)
+            if not len(missing):
+                return found
+            # One of the words that want the same empty slot is put there; the rest is looked up again.
+            owner = np.empty(size, np.intp)
+            owner[slots[missing]] = missing
+            chosen = missing[owner[slots[missing]] == missing]
+            self._insert(chosen, slots, bits_low, bits_high, low, high)
+
+    def _insert(self, chosen: npt.NDArray[np.intp], slots: npt.NDArray[np.intp], bits_low: Words, bits_high: Words,
+                low: Words, high: Words) -> None:
+        count = len(self.templates)
+        total = count + len(chosen)
+        while total > len(self._low):
+            self._low = np.concatenate((self._low, np.full(len(self._low), _NOTHING, np.uint64)))
+            self._high = np.concatenate((self._high, np.full(len(self._high), _NOTHING, np.uint64)))
+        self._grow.reserve(total)
+        self._low[count:total], self._high[count:total] = bits_low[chosen], bits_high[chosen]
+        self._table[slots[chosen]] = np.arange(count, total, dtype=np.int32)
+        patterns = zip(bits_low[chosen].tolist(), bits_high[chosen].tolist(), strict=True)
+        words = zip(low[chosen].tolist(), high[chosen].tolist(), strict=True)
+        for number, ((p, q), (a, b)) in enumerate(zip(patterns, words, strict=True), count):
+            self._describe(number, self.source.at(p | q << 64, a | b << 64))
+        if total * 4 > len(self._table):
+            self._rehash()
+
+    def _rehash(self) -> None:
+        size = len(self._table) * 4
+        self._table = np.zeros(size, np.int32)
+        count = len(self.templates)
+        mixed = (self._low[:count] ^ self._high[:count] * _MIX) * _MIX
+        mixed ^= mixed >> np.uint64(32)
+        for number, slot in enumerate((mixed & np.uint64(size - 1)).tolist()):
+            while number and self._table[slot]:
+                slot = slot + 1 & size - 1
+            if number:
+                self._table[slot] = number
+
+    def _describe(self, number: int, template: Template | None) -> None:
+        self.templates.append(template)
+        columns = self._grow.columns
+        if template is None:
+            for name in ("form", "opcode", "mnemonic"):
+                columns[name][number] = -1
+            columns["kind"][number] = KIND_CODES["unknown"]
+            return
+        columns["form"][number] = template.number
+        if template.opcode not in self._opcodes:
+            self._opcodes[template.opcode] = len(self.opcode_names)
+            self.opcode_names.append(template.opcode)
+        columns["opcode"][number] = self._opcodes[template.opcode]
+        columns["mnemonic"][number] = self._mnemonics[template.mnemonic]
+        columns["kind"][number] = KIND_CODES[template.kind]
+        columns["known"][number] = True
+        columns["complete"][number] = template.complete
+        columns["uniform"][number] = template.key.uniform_guard
+        columns["relative"][number] = template.relative
+        self._describe_fields(number, template)
+
+    def _describe_fields(self, number: int, template: Template) -> None:
+        fields = template.fields
+        guard = Access(_GUARD, "UP" if template.key.uniform_guard else "P", 1, "guard", False, self.source.zero["P"])
+        implicit = [Access(Field("", (), const=use.first), use.file, use.count, use.role, write, -1)
+                    for use, write in template.implicit]
+        uses = [guard, *template.accesses, *implicit]
+        grow = self._grow
+        for names, count in ((_FIELD, len(fields)), (_USE, len(uses)), (_DOUBT, len(template.unproved))):
+            for name in names:
+                grow.widen(name, count)
+        columns = grow.columns
+        for slot, place in enumerate(fields):
+            for run, (low, width, shift) in enumerate(_halves(place)):
+                columns[f"low{run}"][slot, number] = low
+                columns[f"mask{run}"][slot, number] = (1 << width) - 1
+                columns[f"shift{run}"][slot, number] = shift
+            columns["field_kind"][slot, number] = _index(self.kind_names, place.kind)
+            columns["xor"][slot, number] = place.const
+            columns["sign"][slot, number] = 1 << place.top - 1 if place.signed else 0
+        for slot, access in enumerate(uses):
+            place = access.place
+            columns["use_zero"][slot, number] = access.zero
+            columns["use_fixed"][slot, number] = _packed(access)
+            columns["use_field"][slot, number] = -1 if _simple(place) else fields.index(place)
+            columns["use_xor"][slot, number] = place.const
+            for low, width, _ in place.runs[:1]:
+                columns["use_low"][slot, number] = low
+                columns["use_mask"][slot, number] = (1 << width) - 1
+        for slot, access in enumerate(template.unproved):
+            columns["doubt_field"][slot, number] = fields.index(access.place)
+            columns["doubt_zero"][slot, number] = access.zero
+        columns["texts"][number] = len(template.fields)
+        columns["uses"][number], columns["doubts"][number] = len(uses), len(template.unproved)
+
+    # -- numbers in fields ------------------------------------------------------------------------------------
+
+    def numbers(self, words: Words, ids: Ids, slot: int) -> Column:
+        """The number in field ``slot`` of each word; all these words' templates have that many fields."""
+        flat = words.reshape(-1)
+        out = np.zeros(len(words), np.uint64)
+        for run in range(_RUNS):
+            mask = self.column(f"mask{run}")[slot][ids]
+            rows = np.arange(len(words)) if run == 0 else np.flatnonzero(mask)
+            if not len(rows):
+                break
+            mine = ids[rows]
+            low = self.column(f"low{run}")[slot][mine]
+            bits = flat[2 * rows + (low >> 6)] >> (low & np.uint8(63)).astype(np.uint64) & mask[rows]
+            out[rows] |= bits << self.column(f"shift{run}")[slot][mine].astype(np.uint64)
+        number: Column = out.view(np.int64) ^ self.column("xor")[slot][ids]
+        if self.column("sign")[slot].any():
+            sign = self.column("sign")[slot][ids]
+            number = (number ^ sign) - sign
+        return number
+
+    def uses(self, words: Words, ids: Ids) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.bool_]]:
+        """``(packed, complete)``: register uses, one row a word, 0 for none (see :func:`unpacked`); and whether they
+        are known to be all."""
+        flat = words.reshape(-1)
+        counts = self.column("uses")[ids]
+        packed = np.zeros((len(words), int(counts.max(initial=0))), np.uint32)
+        for slot in range(packed.shape[1]):
+            rows = np.flatnonzero(counts > slot)
+            mine = ids[rows]
+            low = self.column("use_low")[slot][mine]
+            value = flat[2 * rows + (low >> 6)] >> (low & np.uint8(63)).astype(np.uint64)
+            value &= self.column("use_mask")[slot][mine]
+            value ^= self.column("use_xor")[slot][mine]
+            fields = self.column("use_field")[slot][mine]
+            for odd in np.flatnonzero(np.bincount(fields[fields >= 0])).tolist():
+                here = np.flatnonzero(fields == odd)
+                value[here] = self.numbers(words[rows[here]], mine[here], odd).view(np.uint64)
+            there = value.astype(np.int16) != self.column("use_zero")[slot][mine]
+            packed[rows, slot] = (value.astype(np.uint32) | self.column("use_fixed")[slot][mine]) * there
+        complete = self.column("complete")[ids]
+        doubts = self.column("doubts")[ids]
+        for slot in range(int(doubts.max(initial=0))):
+            rows = np.flatnonzero(doubts > slot)
+            fields, zero = (self.column(name)[slot][ids[rows]] for name in ("doubt_field", "doubt_zero"))
+            for number in np.flatnonzero(np.bincount(fields)).tolist():
+                here = np.flatnonzero(fields == number)
+                complete[rows[here]] &= self.numbers(words[rows[here]], ids[rows[here]], number) == zero[here]
+        return packed, complete
+
+
+def keys_of(words: Words) -> npt.NDArray[np.uint16]:
+    """The 13-bit opcode key of each word ``(n, 2) uint64``."""
+    low = words[:, 0].astype(np.uint16) & np.uint16(0xFFF)
+    high = (words[:, 1] >> np.uint64(KEY_BIT - 76)).astype(np.uint16) & np.uint16(1 << 12)
+    return np.asarray(low | high, np.uint16)
+
+
+_GUARD = Field("P", ((12, 3, 0),))
+
+
+def _impossible(high: Words) -> npt.NDArray[np.bool_]:
+    """Words that no opcode has: bits 126 and 127 set, or a scoreboard field of 6."""
+    odd = (high >> np.uint64(62)) != 0
+    for shift in (46, 49):
+        odd |= (high >> np.uint64(shift) & np.uint64(7)) == np.uint64(6)
+    return np.asarray(odd, np.bool_)
+
+
+def _index(names: list[str], name: str) -> int:
+    """The number of ``name``, which is appended where it is not there."""
+    if name not in names:
+        names.append(name)
+    return names.index(name)
+
+
+def _simple(place: Field) -> bool:
+    """Whether the field is one run of bits within one half of the word, or a constant."""
+    return not place.signed and (not place.runs or (
+        len(place.runs) == 1 and not place.runs[0][2] and not place.runs[0][0] < 64 < place.runs[0][0]
+        + place.runs[0][1]))
+
+
+def _packed(access: Access) -> int:
+    """A use without its register: valid bit, write, role, file, count."""
+    return (1 << 31 | int(access.write) << 30 | ROLE_CODES[access.role] << 26 | FILE_CODES[access.file] << 22
+            | access.count << 10)
+
+
+def _halves(place: Field) -> list[tuple[int, int, int]]:
+    """The field's runs, cut where they cross from one half of the word to the other."""
+    out = []
+    for low, width, shift in place.runs:
+        if low < 64 < low + width:
+            out += [(low, 64 - low, shift), (64, low + width - 64, shift + 64 - low)]
+        else:
+            out.append((low, width, shift))
     return out
 
 
-def labels(node: Node, words: Words) -> npt.NDArray[np.int16]:
-    """The tree's label of each word (-1 unknown)."""
-    if isinstance(node, int):
-        return np.full(len(words), node, dtype=np.int16)
-    if node[0] == "sw":
-        value = np.zeros(len(words), dtype=np.int64)
-        for position, bit in enumerate(node[1]):
-            value |= _gather(words, bit, 1).astype(np.int64) << position
-        leaves = np.full(1 << len(node[1]), UNKNOWN, dtype=np.int16)
-        for number, child in node[2].items():
-            if isinstance(child, int):
-                leaves[number] = child
-        out: npt.NDArray[np.int16] = leaves[value]
-        for number, child in node[2].items():
-            if not isinstance(child, int):
-                here = value == number
-                out[here] = labels(child, words[here])
-        return out
-    if node[0] == "eq":
-        hit = np.ones(len(words), dtype=bool)
-        for half in (0, 1):
-            mask = node[1] >> 64 * half & _M64
-            if mask:
-                hit &= (words[:, half] & np.uint64(mask)) == np.uint64(node[2] >> 64 * half & _M64)
-    else:
-        field = _gather(words, node[1], node[2])
-        hit = (field != 0) & ((field & (field - np.uint64(1))) == 0)
-    yes, no = node[3], node[4]
-    both = np.empty(len(words), dtype=np.int16)
-    both[hit] = yes if isinstance(yes, int) else labels(yes, words[hit])
-    both[~hit] = no if isinstance(no, int) else labels(no, words[~hit])
-    return both
+class Section:
+    """The words of a section and, by columns, what they say. Everything is worked out when first asked for."""
 
+    def __init__(self, decoder: Decoder, words: Words) -> None:
+        self.decoder = decoder
+        self.words = np.ascontiguousarray(words)
+        self.ids = decoder.ids(self.words)
 
-def field_values(place: Field, words: Words) -> npt.NDArray[np.int64]:
-    """The field's number in each word (fields of up to 63 bits)."""
-    value = np.zeros(len(words), dtype=np.uint64)
-    for low, width, shift in place.runs:
-        value |= _gather(words, low, width) << np.uint64(shift)
-    value ^= np.uint64(place.const)
-    if place.signed:
-        left = np.uint64(64 - place.top)
-        moved: npt.NDArray[np.int64] = (value << left).astype(np.int64)
-        moved >>= np.int64(64 - place.top)
-        return moved
-    return value.astype(np.int64)
+    def __len__(self) -> int:
+        return len(self.words)
 
-
-class Vectoriser:
-    """Evaluates one table over arrays of words; ``zero`` gives the numbers of RZ, URZ, PT and UPT."""
-
-    def __init__(self, table: Table, zero: dict[str, int], effects: Callable[[int], Effects]) -> None:
-        """``effects`` gives those of one word (without guard), for the few opcodes that trees can't tell."""
-        self.table = table
-        self._effects = effects
-        self.zero = zero
-        self.names = tuple(table.mnemonics)
-        self._number = {name: n for n, name in enumerate(self.names)}
-
-    def uses(self, words: Words) -> Uses:
-        """All register uses of ``words`` ``(n, 2) uint64``."""
-        count = len(words)
-        out = _Builder(count)
-        if count:
-            keys = (words[:, 0] & np.uint64(0xFFF)) | ((words[:, 1] >> np.uint64(27)) & np.uint64(1)) << np.uint64(12)
-            order = np.argsort(keys, kind="stable")
-            edges = np.flatnonzero(np.diff(keys[order])) + 1
-            for rows in np.split(order, edges):
-                key = self.table.key(int(keys[rows[0]]))
-                if key is not None:
-                    self._key(key, rows, words[rows], out)
-        return out.finish(self.names)
-
-    def _key(self, key: Key, rows: Rows, words: Words, out: _Builder) -> None:
-        kind = str(key.extra.get("kind", "unknown"))
-        out.kind[rows] = KIND_CODES[kind]
-        heads = labels(key.opcode[0].node, words)
-        known = heads >= 0
-        for label, text in enumerate(key.opcode[0].labels):
-            out.mnemonic[rows[heads == label]] = self._number[text.split(".")[0]]
-        for choice in key.opcode[1:]:
-            if not isinstance(choice.node, int):
-                known &= labels(choice.node, words) >= 0
-        forms = labels(key.select, words)
-        known &= forms >= 0
-        out.known[rows] = known
-        guards = _gather(words, 12, 3)
-        guarded = guards != 7
-        out.add(rows[guarded], "UP" if key.uniform_guard else "P", guards[guarded].astype(np.int64), 1, "guard", False)
-        for number, form in enumerate(key.forms):
-            here = forms == number
-            if here.any():
-                part = words[here]
-                self._form(key, form, rows[here], part, kind, out)
-
-    def _form(self, key: Key, form: Form, rows: Rows, words: Words, kind: str, out: _Builder) -> None:
-        if key.opcode[0].labels[0].split(".")[0].endswith("GMMA"):
-            self._one_by_one(rows, words, out)
-            return
-        good = np.full(len(rows), form.proved and kind != "unknown")
-        for rule in form.rules:
-            good &= self._rule(rule, form.values[rule.value], rows, words, out)
-        for file, first, read, written in form.implicit:
-            for flag, write in ((read, False), (written, True)):
-                if flag:
-                    out.add(rows, file, np.full(len(rows), first, dtype=np.int64), 1, "implicit", write)
-        out.complete[rows] = good
-        if key.relative is not None and form.values and form.values[-1].kind == "I":
-            value = form.values[-1]
-            which = labels(value.node, words)
-            which[~self._relative(key, words)] = UNKNOWN
-            for label, place in enumerate(value.fields):
-                hit = which == label
-                out.relative[rows[hit]] = True
-                out.offset[rows[hit]] = field_values(place, words[hit])
-
-    def _one_by_one(self, rows: Rows, words: Words, out: _Builder) -> None:
-        for row, (low, high) in zip(rows, words.tolist(), strict=True):
-            if not out.known[row]:
-                continue
-            effects = self._effects(low | high << 64)
-            for uses, write in ((effects.reads, False), (effects.writes, True)):
-                for use in uses:
-                    out.add(np.array([row]), use.file, np.array([use.first], np.int64), use.count, use.role, write)
-            out.complete[row] = effects.complete
-
-    def _relative(self, key: Key, words: Words) -> npt.NDArray[np.bool_]:
-        found = np.full(len(words), not key.relative)
-        if key.relative:
-            for choice in key.opcode:
-                which = labels(choice.node, words)
-                for label, text in enumerate(choice.labels):
-                    if key.relative in text.split("."):
-                        found |= which == label
+    def _of(self, name: str) -> npt.NDArray[Any]:
+        found: npt.NDArray[Any] = self.decoder.column(name)[self.ids]
         return found
 
-    def _rule(self, rule: Rule, value: Value, rows: Rows, words: Words, out: _Builder) -> npt.NDArray[np.bool_]:
-        chosen = labels(rule.counts.node, words)
-        which = labels(value.node, words)
-        known = (chosen >= 0) & (which >= 0)
-        for number, place in enumerate(value.fields):
-            if place.kind in self.zero and not known.all():
-                known |= (which == number) & (field_values(place, words) == self.zero[place.kind])
-        for label, text in enumerate(rule.counts.labels):
-            reads, writes = (int(part) for part in text.split(","))
-            for number, place in enumerate(value.fields):
-                hit = (chosen == label) & (which == number)
-                if not hit.any():
-                    continue
-                first = field_values(place, words[hit])
-                real = first != self.zero.get(place.kind, -1)
-                targets, first = rows[hit][real], first[real]
-                if reads:
-                    out.add(targets, FILES[place.kind], first, reads, rule.role, False)
-                if writes:
-                    out.add(targets, FILES[place.kind], first, writes, rule.role, True)
-        return known
+    def facts(self, fact: Callable[[Template], Any], dtype: npt.DTypeLike, unknown: Any) -> npt.NDArray[Any]:
+        """``fact`` of each word's template; ``unknown`` where there is none."""
+        chosen = np.zeros(len(self.decoder.templates), np.bool_)
+        chosen[self.ids] = True
+        by_id = np.full(len(self.decoder.templates), unknown, dtype)
+        for number in np.flatnonzero(chosen).tolist():
+            template = self.decoder.templates[number]
+            if template is not None:
+                by_id[number] = fact(template)
+        return by_id[self.ids]
 
+    @cached_property
+    def known(self) -> npt.NDArray[np.bool_]:
+        """Per word: whether the table has it."""
+        return self._of("known")
 
-class _Builder:
-    def __init__(self, count: int) -> None:
-        self.known = np.zeros(count, dtype=bool)
-        self.complete = np.zeros(count, dtype=bool)
-        self.mnemonic = np.full(count, -1, dtype=np.int16)
-        self.kind = np.full(count, KIND_CODES["unknown"], dtype=np.uint8)
-        self.relative = np.zeros(count, dtype=bool)
-        self.offset = np.zeros(count, dtype=np.int64)
-        self.parts: list[tuple[Rows, int, npt.NDArray[np.int64], int, int, bool]] = []
+    @property
+    def opcode_names(self) -> Sequence[str]:
+        """Opcodes with modifiers; :attr:`opcodes` are indices into it."""
+        return self.decoder.opcode_names
 
-    def add(self, rows: Rows, file: str, first: npt.NDArray[np.int64], count: int, role: str, write: bool) -> None:
+    @cached_property
+    def opcodes(self) -> npt.NDArray[np.int32]:
+        """Per word: index into :attr:`opcode_names`, -1 for a word that the table does not know."""
+        return self._of("opcode")
+
+    @cached_property
+    def relative(self) -> npt.NDArray[np.bool_]:
+        """Per word: whether it names a pc-relative target."""
+        return self._of("relative")
+
+    @cached_property
+    def offsets(self) -> Column:
+        """Per word: distance in bytes from the next instruction to its target, 0 for words without one."""
+        out = np.zeros(len(self.words), np.int64)
+        rows = np.flatnonzero(self.relative)
         if len(rows):
-            self.parts.append((rows, FILE_CODES[file], first, count, ROLE_CODES[role], write))
+            last = self.decoder.column("texts")[self.ids[rows]] - 1
+            for slot in np.flatnonzero(np.bincount(last)).tolist():
+                here = rows[last == slot]
+                out[here] = self.decoder.numbers(self.words[here], self.ids[here], slot)
+        return out
 
-    def finish(self, names: tuple[str, ...]) -> Uses:
-        sizes = [len(p[0]) for p in self.parts]
+    @cached_property
+    def _uses(self) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int32], npt.NDArray[np.bool_]]:
+        """Packed uses in word order, the word of each, and whether each word's uses are complete."""
+        packed, index, complete = [], [], []
+        for start in range(0, len(self.words), CHUNK):
+            part = slice(start, start + CHUNK)
+            matrix, whole = self.decoder.uses(self.words[part], self.ids[part])
+            places = np.flatnonzero(matrix.reshape(-1))
+            packed.append(matrix.reshape(-1)[places])
+            index.append((places // max(1, matrix.shape[1]) + start).astype(np.int32))
+            complete.append(whole)
+        if not packed:
+            return np.zeros(0, np.uint32), np.zeros(0, np.int32), np.zeros(0, np.bool_)
+        return np.concatenate(packed), np.concatenate(index), np.concatenate(complete)
 
-        def column(position: int, dtype: npt.DTypeLike) -> npt.NDArray[np.generic]:
-            return np.repeat(np.array([p[position] for p in self.parts], dtype=dtype), sizes)
-
-        index = np.concatenate([p[0] for p in self.parts]) if self.parts else np.zeros(0, dtype=np.int64)
-        first = np.concatenate([p[2] for p in self.parts]) if self.parts else np.zeros(0, dtype=np.int64)
-        order = np.argsort(index, kind="stable")
+    @cached_property
+    def uses(self) -> Uses:
+        """Register uses, guards included."""
+        packed, index, complete = self._uses
         return Uses(
-            index[order].astype(np.int32), column(1, np.uint8)[order].astype(np.uint8), first[order].astype(np.int16),
-            column(3, np.int16)[order].astype(np.int16), column(4, np.uint8)[order].astype(np.uint8),
-            column(5, np.bool_)[order].astype(np.bool_), self.known, self.complete & self.known, self.mnemonic,
-            self.kind, self.relative, self.offset, names)
+            index, (packed >> np.uint32(22) & np.uint32(15)).astype(np.uint8),
+            (packed & np.uint32(0x3FF)).astype(np.int16), (packed >> np.uint32(10) & np.uint32(0xFFF)).astype(np.int16),
+            (packed >> np.uint32(26) & np.uint32(15)).astype(np.uint8), (packed >> np.uint32(30) & np.uint32(1)) != 0,
+            self.known, complete, self._of("mnemonic"), self._of("kind"), self.relative, self.offsets,
+            self.decoder.mnemonic_names)
+
+    def texts(self, addresses: Column, canonical: bool = False) -> list[str | None]:
+        """nvdisasm's text of each word, guard included and targets absolute, None where the table does not know it.
+
+        ``addresses`` are the words' byte addresses; ``canonical`` text also shows what nvdisasm hides.
+        """
+        return self.texts_at(np.arange(len(self.words)), addresses, canonical)
+
+    def texts_at(self, places: npt.NDArray[np.int64], addresses: Column, canonical: bool = False) -> list[str | None]:
+        """:meth:`texts` of the words at these indices only; ``addresses`` are those of all words."""
+        out: list[str | None] = []
+        renderer = self.decoder.renderer
+        for start in range(0, len(places), CHUNK):
+            part = places[start:start + CHUNK]
+            texts = renderer.texts(self.words[part], self.ids[part], addresses[part], canonical)
+            out += texts.tolist()
+        return out
+
+    def rows(self, address: int = 0) -> npt.NDArray[np.void]:
+        """One :data:`ROW` per word, the first one standing at byte ``address``."""
+        out = np.zeros(len(self.words), ROW)
+        out["key"] = keys_of(self.words)
+        for name in ("form", "opcode", "kind", "known"):
+            out[name] = self._of(name)
+        out["complete"] = self._uses[2]
+        guard = (self.words[:, 0] >> np.uint64(12)).astype(np.uint8)
+        out["guard"], out["guard_negated"] = guard & np.uint8(7), guard & np.uint8(8)
+        out["guard_uniform"] = self._of("uniform")
+        control = control_fields(self.words)
+        for name in control.dtype.names or ():
+            out[name] = control[name]
+        out["relative"] = self.relative
+        here = np.flatnonzero(self.relative)
+        out["target"][here] = self.offsets[here] + (here + 1) * INSTRUCTION_SIZE + address
+        return out

@@ -6,14 +6,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from inspect_support import COPY_CUBIN, FIXTURES
 
 from gwatch.cuda.binary import Cubin
-from gwatch.inspect.code import Code, code_of, opcode_of, split_text
-from gwatch.inspect.templates import group
 from gwatch.inspect.view import CubinView
 from gwatch.sass import nvdisasm
+from gwatch.sass.code import Code, code_of, group, opcode_of, split_text
 from gwatch.sass.isa import isa_for
+
+FIXTURES = Path(__file__).resolve().parent.parent / "inspect" / "fixtures"
+COPY_CUBIN = (FIXTURES / "vector_copy.cubin").read_bytes()
 
 
 def joined(cubin: Cubin) -> tuple[np.ndarray, np.ndarray]:
@@ -65,7 +66,7 @@ def test_a_word_that_the_tables_do_not_know_is_shown_as_such() -> None:
 def test_a_part_shares_the_whole() -> None:
     cubin = Cubin.from_bytes(COPY_CUBIN)
     words = cubin.get_kerneldef_by_name("copy_kernel").words
-    whole = Code(cubin.arch, words, code_of(cubin.arch, words)._templates)
+    whole = Code(cubin.arch, words, code_of(cubin.arch, words).isa)
     part = whole.part(17, 24)
     assert part.texts == whole.texts[17:24]
     assert part.texts_at(np.array([0, 3])) == [
@@ -79,7 +80,7 @@ def test_a_part_shares_the_whole() -> None:
 def test_grouping_tells_every_pair_apart_even_when_the_mixed_values_collide(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("gwatch.inspect.templates._MIX", np.uint64(0))
+    monkeypatch.setattr("gwatch.sass.code._MIX", np.uint64(0))
     low = np.array([5, 6, 5, 7], np.uint64)
     high = np.array([1, 1, 1, 1], np.uint64)
     first, inverse = group(low, high)

@@ -1,41 +1,49 @@
 """The instructions of a whole code section as columns: opcodes, guards, targets, text.
 
-The one place that chooses how words are read: from the ISA tables where the architecture has one, through
-nvdisasm where it has none (some fifty times slower) and for single words that the tables do not know.
+The one place that chooses how words are read: from the ISA tables where the architecture has one, through nvdisasm
+where it has none (some fifty times slower) and for single words that the tables do not know. ``GWATCH_ENGINE=nvdisasm``
+(the commands' ``--engine nvdisasm``) asks nvdisasm for everything, as a second opinion.
 """
 
 from __future__ import annotations
 
+import os
 import re
+from contextlib import suppress
 from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
-from gwatch.errors import ToolError, UnsupportedError
-from gwatch.inspect.templates import Words, WordTemplates, group, templates_for
+from gwatch.errors import ToolError, UnsupportedError, UsageError
 from gwatch.sass import nvdisasm
 from gwatch.sass.arch import Arch
-from gwatch.sass.isa import isa_for
+from gwatch.sass.isa import Isa, isa_for
+from gwatch.sass.isa.pattern import Words
+from gwatch.sass.isa.vector import Section
 
 UNDECODED = "(undecoded)"
 JUMPS = ("BRA", "JMP")
+ENGINES = ("tables", "nvdisasm")
+ENGINE_VARIABLE = "GWATCH_ENGINE"
 _TEXT = re.compile(r"(?:@(!?)(U?)P([0-9T]+)\s+)?(\S+)\s*(.*)", re.S)
 _TARGET = re.compile(r"(-?0x[0-9a-f]+)$")
 _RELATIVE = re.compile("|".join(rf"{re.escape(name)}(?![A-Z0-9_])" for name in nvdisasm.RELATIVE))
+_MIX = np.uint64(0x9E3779B97F4A7C15)
 
 
 class Code:
     """Words ``(n, 2)`` and what they say; ``addresses`` are their byte addresses, from 0 on if not given.
 
-    ``engine`` is "tables" or "nvdisasm". Everything is worked out when first asked for.
+    ``isa`` None: nvdisasm reads them. ``engine`` is "tables" or "nvdisasm". Everything is worked out when first asked
+    for.
     """
 
     def __init__(
         self,
         arch: Arch,
         words: Words,
-        templates: WordTemplates | None,
+        isa: Isa | None,
         addresses: npt.NDArray[np.int64] | None = None,
     ) -> None:
         self.arch = arch
@@ -43,38 +51,35 @@ class Code:
         self.addresses = (
             np.arange(len(words), dtype=np.int64) * arch.instruction_size if addresses is None else addresses
         )
-        self._templates = templates
+        self.isa = isa
         self._masks: dict[tuple[str, ...], npt.NDArray[np.bool_]] = {}
-        self.engine = "tables" if templates is not None else "nvdisasm"
+        self.engine = "tables" if isa is not None else "nvdisasm"
 
     def __len__(self) -> int:
         return len(self.words)
 
     @cached_property
-    def _keys(self) -> npt.NDArray[np.int64]:
-        assert self._templates is not None
-        return self._templates.keys(self.words)
+    def section(self) -> Section | None:
+        """What the ISA tables say of the words; None where nvdisasm reads them."""
+        return None if self.isa is None else self.isa.section(self.words)
 
     @cached_property
-    def _known(self) -> npt.NDArray[np.bool_]:
-        assert self._templates is not None
-        return self._templates.known(self.words, self._keys)
+    def _all_known(self) -> bool:
+        return self.section is not None and bool(self.section.known.all())
 
     @cached_property
     def _opcodes(self) -> tuple[list[str], npt.NDArray[np.int64]]:
-        names: list[str] = []
+        if self.section is not None and self._all_known:
+            found = self.section.opcodes
+            used = np.flatnonzero(np.bincount(found)) if len(found) else np.zeros(0, np.int64)
+            rename = np.zeros(len(self.section.opcode_names), np.int64)
+            rename[used] = np.arange(len(used))
+            return [self.section.opcode_names[code] for code in used.tolist()], rename[found]
         codes: dict[str, int] = {}
-        if self._templates is not None:
-            found, inverse = self._templates.opcodes(self.words, self._keys)
-            if None not in found and bool(self._known.all()):
-                rename = np.array([codes.setdefault(str(name), len(codes)) for name in found], np.int64)
-                return list(codes), rename[inverse]
         out = np.zeros(len(self.words), np.int64)
         for index, text in enumerate(self.texts):
-            name = opcode_of(text)
-            out[index] = codes.setdefault(name, len(codes))
-        names = list(codes)
-        return names, out
+            out[index] = codes.setdefault(opcode_of(text), len(codes))
+        return list(codes), out
 
     @property
     def opcode_names(self) -> list[str]:
@@ -111,10 +116,9 @@ class Code:
     @cached_property
     def targets(self) -> npt.NDArray[np.int64]:
         """Per instruction: the byte address that a pc-relative instruction names, else -1."""
-        if self._templates is not None and bool(self._known.all()):
-            return self._templates.targets(
-                self.words, self._keys, self.addresses + self.arch.instruction_size
-            )
+        if self.section is not None and self._all_known:
+            targets = self.section.offsets + self.addresses + self.arch.instruction_size
+            return np.where(self.section.relative, targets, -1)
         out = np.full(len(self.words), -1, np.int64)
         for index, text in enumerate(self.texts):
             if _RELATIVE.match(text.split(None, 1)[-1] if text.startswith("@") else text):
@@ -129,10 +133,9 @@ class Code:
         jumps = self.where(*JUMPS)
         out = np.zeros(len(self.words), np.bool_)
         out[jumps] = self.guarded[jumps]
-        if self._templates is not None and bool(self._known.all()):
-            for template, members in self._templates.grouped(self.words[jumps], self._keys[jumps]):
-                if template is None or any("," in piece for piece in template.pieces):
-                    out[jumps[members]] = True
+        if self.section is not None and self._all_known:
+            several = self.section.facts(lambda template: "," in template.form.skeleton, np.bool_, True)
+            out[jumps] |= several[jumps]
         else:
             for place, text in zip(jumps.tolist(), self.texts_at(jumps), strict=True):
                 out[place] |= "," in split_text(text)[2]
@@ -153,10 +156,7 @@ class Code:
     @cached_property
     def texts(self) -> list[str]:
         """nvdisasm's text of each instruction, targets absolute, no semicolon."""
-        if self._templates is None or not bool(self._known.all()):
-            return self.texts_at(np.arange(len(self.words)))
-        texts = self.distinct_texts
-        return [texts[number] for number in self.distinct[1].tolist()]
+        return self._read(np.arange(len(self.words)))
 
     def texts_at(self, places: npt.NDArray[np.int64]) -> list[str]:
         """:attr:`texts` of the instructions at these indices only."""
@@ -164,46 +164,31 @@ class Code:
             return []
         if "texts" in self.__dict__:
             return [self.texts[place] for place in places.tolist()]
-        if self._templates is None:
-            if len(places) < len(self.words) or bool(np.any(places[1:] < places[:-1])):
-                return [self.texts[place] for place in places.tolist()]  # a process costs more than the words
+        if self.section is None and (len(places) < len(self.words) or bool(np.any(places[1:] < places[:-1]))):
+            return [self.texts[place] for place in places.tolist()]  # a process costs more than the words
+        return self._read(places)
+
+    def _read(self, places: npt.NDArray[np.int64]) -> list[str]:
+        if self.section is None:
             return self._disassembled(places)
-        return self._from_tables(self._templates, places)
-
-    def _from_tables(self, templates: WordTemplates, chosen: npt.NDArray[np.int64]) -> list[str]:
-        size = self.arch.instruction_size
-        out: dict[int, str] = {}
-        missing = [chosen[~self._known[chosen]]]
-        good = chosen[self._known[chosen]]
-        filler = templates.filler(self.words[good], self.addresses[good] + size)
-        for template, members in templates.grouped(self.words[good], self._keys[good]):
-            if template is None:
-                missing.append(good[members])
-            else:
-                out.update(zip(good[members].tolist(), filler.fill(template, members), strict=True))
-        self._add_guards(templates, out, good[self.guarded[good]])
-        unknown = np.concatenate(missing)
-        if len(unknown):
-            out.update(zip(unknown.tolist(), self._disassembled(unknown), strict=True))
-        return [out[place] for place in chosen.tolist()]
-
-    def _add_guards(
-        self, templates: WordTemplates, texts: dict[int, str], guarded: npt.NDArray[np.int64]
-    ) -> None:
-        guards = (self.words[guarded, 0] >> np.uint64(12) & np.uint64(15)).tolist()
-        uniform: dict[int, bool] = {}
-        for number in np.flatnonzero(np.bincount(self._keys[guarded])).tolist():
-            found = templates.isa.table.key(number)
-            uniform[number] = found is not None and found.uniform_guard
-        for place, guard, key in zip(guarded.tolist(), guards, self._keys[guarded].tolist(), strict=True):
-            index = "T" if guard & 7 == 7 else str(guard & 7)
-            texts[place] = f"@{'!' if guard & 8 else ''}{'U' if uniform[key] else ''}P{index} {texts[place]}"
+        found = self.section.texts_at(places, self.addresses)
+        if not self._all_known and None in found:
+            unknown = [at for at, text in enumerate(found) if text is None]
+            for at, text in zip(unknown, self._disassembled(places[unknown]), strict=True):
+                found[at] = text
+        return [str(text) for text in found]
 
     def _disassembled(self, places: npt.NDArray[np.int64]) -> list[str]:
         words, addresses = self.words[places], self.addresses[places].tolist()
-        lines = nvdisasm.disassemble_words(self.arch.name, words, base=0, pc=0)
+        lines: list[str | None]
+        try:
+            lines = nvdisasm.disassemble_words(self.arch.name, words, base=0, pc=0)
+        except ToolError as error:
+            if error.code != "nvdisasm-missing" or self.section is None:
+                raise
+            lines = [None] * len(words)  # nobody knows these words
         return [
-            f"{UNDECODED} 0x{high:016x}{low:016x}" if line is None else _moved(line, address)
+            undecoded(low | high << 64) if line is None else _moved(line, address)
             for address, line, (low, high) in zip(addresses, lines, words.tolist(), strict=True)
         ]
 
@@ -216,7 +201,7 @@ class CodePart(Code):
     """A range of another :class:`Code`; whatever one of them works out serves both."""
 
     def __init__(self, whole: Code, start: int, stop: int) -> None:
-        super().__init__(whole.arch, whole.words[start:stop], whole._templates, whole.addresses[start:stop])
+        super().__init__(whole.arch, whole.words[start:stop], whole.isa, whole.addresses[start:stop])
         self.whole, self.start, self.stop = whole, start, stop
 
     @cached_property
@@ -251,6 +236,11 @@ class CodePart(Code):
         return self.whole.texts_at(places + self.start) if len(places) else []
 
 
+def undecoded(word: int) -> str:
+    """How a word is shown that nothing decodes."""
+    return f"{UNDECODED} {word:#034x}"
+
+
 def _moved(text: str, address: int) -> str:
     """Text of a pc-relative word printed as if it stood at 0, for ``address``."""
     body = text.split(None, 1)[-1] if text.startswith("@") else text
@@ -273,11 +263,40 @@ def split_text(text: str) -> tuple[str, str, str]:
     return guard, match[4], match[5]
 
 
+def group(*columns: Words) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """``(first, inverse)`` of rows that agree in all columns: index of one member per group, group of each row."""
+    mixed = np.zeros(len(columns[0]), np.uint64)
+    for column in columns:
+        mixed = (mixed ^ column) * _MIX
+        mixed ^= mixed >> np.uint64(29)
+    # numpy.unique would do, but importing numpy.ma for it costs a short command a tenth of its time.
+    order = np.argsort(mixed, kind="stable")
+    sorted_ = mixed[order]
+    starts = np.flatnonzero(
+        np.concatenate((np.ones(min(1, len(mixed)), np.bool_), sorted_[1:] != sorted_[:-1]))
+    )
+    first = order[starts]
+    inverse = np.empty(len(mixed), np.int64)
+    inverse[order] = np.repeat(np.arange(len(starts)), np.diff(np.append(starts, len(mixed))))
+    if not all(np.array_equal(column[first][inverse], column) for column in columns):
+        rows = np.stack(columns, axis=1)  # different rows with one mixed value: group by the rows themselves
+        _, first, inverse = np.unique(rows, axis=0, return_index=True, return_inverse=True)
+    return first, inverse.reshape(-1)
+
+
+def engine() -> str:
+    """How words are to be read: "tables" (the default) or "nvdisasm". Raises UsageError ``[engine-unknown]``."""
+    chosen = os.environ.get(ENGINE_VARIABLE) or ENGINES[0]
+    if chosen not in ENGINES:
+        raise UsageError("engine-unknown", f"{ENGINE_VARIABLE}={chosen} names no engine",
+                         "one of: " + ", ".join(ENGINES), candidates=ENGINES)
+    return chosen
+
+
 def code_of(arch: Arch, words: Words, addresses: npt.NDArray[np.int64] | None = None) -> Code:
-    """The words' :class:`Code`, read by the best engine there is for ``arch``."""
-    templates: WordTemplates | None
-    try:
-        templates = templates_for(isa_for(arch))
-    except (ToolError, UnsupportedError):
-        templates = None  # no table for this architecture: nvdisasm reads it
-    return Code(arch, words, templates, addresses)
+    """The words' :class:`Code`, read by the engine asked for, or the best one there is for ``arch``."""
+    isa: Isa | None = None
+    if engine() == "tables":
+        with suppress(ToolError, UnsupportedError):  # no table for this architecture: nvdisasm reads it
+            isa = isa_for(arch)
+    return Code(arch, words, isa, addresses)
