@@ -21,6 +21,8 @@ from gwatch.sass.uses import CodeView, Use
 FAR = UNKNOWN
 # One unit does these and completes them in order: a later one's scoreboard covers an earlier one.
 _CONVERSIONS = frozenset({"MUFU", "POPC", "BREV", "FLO", "I2F", "F2I", "F2F", "FRND"})
+# So does the unit of shared memory and shuffles (compilers wait for a SHFL to have the LDS before it).
+_SHARED = frozenset({"LDS", "LDSM", "SHFL"})
 _DEPBAR = re.compile(r"(SB\d|gsb\d)\s*,\s*(0x[0-9a-f]+|\d+|UR\w+)")
 _SET = re.compile(r"\{([\d,\s]+)\}")
 
@@ -217,7 +219,7 @@ def _pending(cfg: Cfg, view: CodeView, waits: Waits, producer: Producer, index: 
 def unit_of(opcode: str) -> str:
     """The unit that completes instructions of this opcode in order."""
     name = latency_class(opcode)
-    return "XU" if name in _CONVERSIONS else name
+    return "XU" if name in _CONVERSIONS else "SHARED" if name in _SHARED else name
 
 
 def _covering(cfg: Cfg, view: CodeView, waits: Waits, start: int, goal: int) -> int | None:
