@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from gwatch.cuda import cupti
-from gwatch.cuda.images import ImageStore, elf_extent
+from gwatch.cuda.images import ImageStore, container_at, elf_extent
 from gwatch.cuda.launchview import LAYOUTS, LaunchView
 from gwatch.errors import ToolError
 
@@ -265,6 +265,8 @@ class Hooks:
                     if replacement is not None:
                         load.place, load.original = place, pointer
                         ctypes.c_uint64.from_address(place).value = replacement
+                else:
+                    load.container = container_at(pointer)
         elif stack:
             load = stack.pop()
             if load.place:
@@ -276,6 +278,8 @@ class Hooks:
             if not failed and handle_at:
                 handle = ctypes.c_uint64.from_address(handle_at).value
                 self.images.loaded(handle, load.image or load.seen, swapped=bool(load.place))
+                if load.container is not None:
+                    self.images.contained(handle, load.container)
 
     def _module_loaded(self, address: int) -> None:
         descriptor = cupti.ResourceData.from_address(address).descriptor
@@ -294,10 +298,11 @@ class Hooks:
 class _Load:
     """A load call in flight on one thread."""
 
-    __slots__ = ("image", "original", "place", "seen")
+    __slots__ = ("container", "image", "original", "place", "seen")
 
     def __init__(self) -> None:
         self.image: bytes | None = None  # copied from the call's own argument
+        self.container: bytes | None = None  # where that was a fat binary or PTX
         self.seen: bytes | None = None  # what the driver said it loaded
         self.place = 0  # where the image pointer was replaced
         self.original = 0

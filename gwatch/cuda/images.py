@@ -43,8 +43,11 @@ _PTX_STARTS = (b"//", b".v", b"/*")
 
 
 def container_at(address: int) -> bytes | None:
-    """The fat binary (its wrapper is followed) or PTX text at a host address that a load call was given; None for
-    anything else."""
+    """The PTX at a host address that a load call was given: text, or a fat binary (its wrapper is followed) cut down
+    to its PTX members; None where there is none.
+
+    Machine code is left out because it may be large, and is seen at load anyway.
+    """
     if not address:
         return None
     head = ctypes.string_at(address, 4)
@@ -53,10 +56,25 @@ def container_at(address: int) -> bytes | None:
         head = ctypes.string_at(address, 4) if address else b""
     if head == _FATBIN_MAGIC:
         header_bytes, size = struct.unpack_from("<HQ", ctypes.string_at(address, 16), 6)
-        return ctypes.string_at(address, header_bytes + size)
+        members = _ptx_members(address + header_bytes, size)
+        header = struct.pack("<IHHQ", int.from_bytes(_FATBIN_MAGIC, "little"), 1, 16, len(members))
+        return header + members if members else None
     if head.lstrip()[:2] in _PTX_STARTS:
         return ctypes.string_at(address)  # the driver takes it as text that ends in a zero byte
     return None
+
+
+def _ptx_members(address: int, size: int) -> bytes:
+    """The PTX members (kind 1) of a fat binary whose members lie in ``size`` bytes at ``address``."""
+    found, end = [], address + size
+    while address + 64 <= end:
+        kind, header_bytes, stored = struct.unpack_from("<H2xIQ", ctypes.string_at(address, 16))
+        if header_bytes < 64 or address + header_bytes + stored > end:
+            break
+        if kind == 1:
+            found.append(ctypes.string_at(address, header_bytes + stored))
+        address += header_bytes + stored
+    return b"".join(found)
 
 
 def has_kernel(image: bytes, name: str) -> bool:

@@ -182,7 +182,17 @@ def _read(path: Path) -> bytes | None:
 
 
 def fatbin_images(symbol: str, binary_version: int | None) -> Iterator[bytes]:
-    """ELF members with the kernel, of the fat binaries in the libraries this process has mapped.
+    """ELF members with the kernel, of the fat binaries in the libraries this process has mapped."""
+    for blob in fatbin_blobs(symbol):
+        for entry in iter_fatbin_entries(blob):
+            if entry.kind == "elf" and binary_version in (None, entry.sm):
+                image = entry.image()
+                if has_kernel(image, symbol):
+                    yield image
+
+
+def fatbin_blobs(symbol: str) -> Iterator[bytes]:
+    """Fat binaries in the mapped libraries that name the kernel.
 
     The host side of a library registers each kernel by its mangled name in plain text, so files without that
     text are skipped before anything is decompressed.
@@ -199,12 +209,7 @@ def fatbin_images(symbol: str, binary_version: int | None) -> Iterator[bytes]:
                 blobs = [view[at : at + size] for at, size in _sections(view, _FATBIN_SECTIONS)]
         except (OSError, ValueError):
             continue  # deleted, unreadable or empty since it was mapped
-        for blob in blobs:
-            for entry in iter_fatbin_entries(blob):
-                if entry.kind == "elf" and binary_version in (None, entry.sm):
-                    image = entry.image()
-                    if has_kernel(image, symbol):
-                        yield image
+        yield from blobs
 
 
 def _sections(view: mmap.mmap, names: tuple[str, ...]) -> Iterator[tuple[int, int]]:

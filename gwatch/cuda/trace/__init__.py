@@ -1,4 +1,4 @@
-"""The older import path of the tracing calls; see :mod:`gwatch.cuda.xtrace`."""
+"""Scope markers of the DSLs, the PTX tier, and the older import path of :mod:`gwatch.cuda.xtrace`."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from gwatch.cuda import xtrace
 
 if TYPE_CHECKING:
     from gwatch.cuda.xtrace.result import TraceResult
-    from gwatch.cuda.xtrace.trace import do_trace
+    from gwatch.cuda.xtrace.trace import do_trace, do_trace_kernel_launch_sequence
     from gwatch.rewrite.trace import SassTraceSite
 
-__all__ = ["SassTraceSite", "TraceResult", "do_trace"]
+__all__ = ["SassTraceSite", "TraceResult", "do_trace", "do_trace_kernel_launch_sequence"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Tracing at SASS sites: ``do_trace`` on a GPU, ``SassTraceSite`` and the decoder anywhere."""
+"""Tracing at SASS sites and scope markers: ``do_trace`` on a GPU, ``SassTraceSite`` and the decoder anywhere."""
 
 from __future__ import annotations
 
@@ -6,10 +6,22 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gwatch.cuda.xtrace.result import TraceResult
-    from gwatch.cuda.xtrace.trace import capture_cubin, capture_kernel, do_trace
+    from gwatch.cuda.xtrace.trace import (
+        capture_cubin,
+        capture_kernel,
+        do_trace,
+        do_trace_kernel_launch_sequence,
+    )
     from gwatch.rewrite.trace import SassTraceSite
 
-__all__ = ["SassTraceSite", "TraceResult", "capture_cubin", "capture_kernel", "do_trace"]
+__all__ = [
+    "SassTraceSite",
+    "TraceResult",
+    "capture_cubin",
+    "capture_kernel",
+    "do_trace",
+    "do_trace_kernel_launch_sequence",
+]
 
 _HOMES = {
     "SassTraceSite": "gwatch.rewrite.trace",
@@ -17,6 +29,7 @@ _HOMES = {
     "capture_cubin": "gwatch.cuda.xtrace.trace",
     "capture_kernel": "gwatch.cuda.xtrace.trace",
     "do_trace": "gwatch.cuda.xtrace.trace",
+    "do_trace_kernel_launch_sequence": "gwatch.cuda.xtrace.trace",
 }
 
 

@@ -13,6 +13,7 @@ from gwatch.rewrite.ring import Keep
 from gwatch.rewrite.sitemap import CLOCKS
 
 DEFAULT_DEPTH = 32
+TIERS = ("sass", "ptx")
 _SPLICE_MODES = ("auto", "split", "plain")
 _SCHEDULE_MODES = ("first_feasible", "least_makespan")
 _REGISTER_FILES = ("general", "uniform_general", "predicate", "uniform_predicate")
@@ -36,26 +37,24 @@ def kernel_pattern(pattern: str) -> re.Pattern[str]:
         ) from None
 
 
-def check_tier(tier: str, ptx_arguments: Mapping[str, tuple[Any, Any]]) -> None:
-    """``ptx_arguments``: name -> (given, default) of what only the PTX tier understands.
+def check_tier(tier: str, others: Mapping[str, Any]) -> None:
+    """``others``: arguments of other tools' tracers that gwatch has no use for, by name.
 
-    Raises UnsupportedError ``[ptx-tier]``, TraceError ``[tier-unknown]``.
+    Raises TraceError ``[tier-unknown]``, UnsupportedError ``[argument-unsupported]``.
     """
-    if tier == "ptx":
-        raise UnsupportedError(
-            "ptx-tier",
-            "instrumentation_tier='ptx' is not there yet",
-            "use instrumentation_tier='sass' with sass_trace_sites",
-        )
-    if tier != "sass":
+    if tier not in TIERS:
         raise TraceError("tier-unknown", f"instrumentation_tier {tier!r} is neither 'sass' nor 'ptx'")
-    for name, (given, default) in ptx_arguments.items():
-        if given is not default and given != default:
-            raise UnsupportedError(
-                "ptx-tier",
-                f"{name} belongs to the PTX tier, which is not there yet",
-                f"leave {name} out with instrumentation_tier='sass'",
-            )
+    for name, given in others.items():
+        if given is not None:
+            raise UnsupportedError("argument-unsupported", f"gwatch has no use for {name}", f"leave {name} out")
+
+
+def scope_depth(counts: Mapping[tuple[str, str], int] | None) -> int | None:
+    """Records per lane from ``per_thread_counts``: one ring holds all markers' records. Raises TraceError
+    ``[option-range]``."""
+    if not counts:
+        return None
+    return sum(depth(count) for count in counts.values())
 
 
 def check_choices(

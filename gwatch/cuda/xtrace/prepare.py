@@ -7,6 +7,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from gwatch.cuda.arming import PatchedKernel, Ring
 from gwatch.cuda.binary.constants import CONSTANT3, ModuleObject, bind_globals, globals_reached
@@ -19,10 +20,23 @@ from gwatch.cuda.latefind import FoundImage, HandleFacts, find_image
 from gwatch.cuda.launcher import ring_layout
 from gwatch.cuda.xtrace.passes import Scout, Seen, Slot
 from gwatch.errors import KernelError, TraceError, UnsupportedError
+from gwatch.rewrite.sitemap import SiteMap
 from gwatch.rewrite.trace import SassTraceSite, TracePlan, plan_trace
 
 _BANK_3 = "c[0x3]"
 _LISTED = 8
+
+
+class Planned(Protocol):
+    """A patched image of either tier."""
+
+    @property
+    def data(self) -> bytes:
+        """The cubin."""
+
+    @property
+    def site_map(self) -> SiteMap:
+        """What its records mean."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +84,7 @@ def choose(scout: Scout, store: ImageStore, pattern: str, arch: str | None) -> T
     ``[arch-mismatch]``, TraceError ``[image-not-found]`` or ``[image-ambiguous]``.
     """
     if not scout.seen:
-        raise _not_launched(scout, pattern)
+        raise not_launched(scout, pattern)
     symbols = list(dict.fromkeys(seen.launch.symbol for seen in scout.seen))
     if len(symbols) > 1:
         listed = ", ".join(symbols[:_LISTED]) + (" …" if len(symbols) > _LISTED else "")
@@ -131,7 +145,8 @@ def _reached(cubin: Cubin, kernel: KernelDef) -> tuple[ModuleObject, ...]:
     return tuple(item for item in objects if item.section != CONSTANT3)
 
 
-def _not_launched(scout: Scout, pattern: str) -> KernelError:
+def not_launched(scout: Scout, pattern: str) -> KernelError:
+    """The error that no launch matched, with the nearest names seen."""
     names = list(scout.names)
     if not names:
         return KernelError(
@@ -173,7 +188,7 @@ def load_slots(
     driver: Driver,
     store: ImageStore,
     target: Target,
-    planned: TracePlan,
+    planned: Planned,
     slots: Sequence[Slot],
     request: Request,
 ) -> None:

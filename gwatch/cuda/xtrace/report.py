@@ -11,12 +11,11 @@ from gwatch.cuda.launchview import Launch
 from gwatch.cuda.xtrace.decode import Decoded, decode_ring
 from gwatch.cuda.xtrace.outputs import Verdict
 from gwatch.cuda.xtrace.passes import Slot
-from gwatch.cuda.xtrace.prepare import Request, Target
+from gwatch.cuda.xtrace.prepare import Planned, Request, Target
 from gwatch.cuda.xtrace.result import TraceResult, cost_per_record, cycles_per_ns, lost_after
 from gwatch.cuda.xtrace.timing import Slowdown, slowdown
 from gwatch.errors import TraceError
 from gwatch.rewrite.ring import Keep
-from gwatch.rewrite.trace import TracePlan
 from gwatch.sass.arch import occupancy
 
 
@@ -39,7 +38,7 @@ class PassFacts(Protocol):
 def build(
     driver: Driver,
     target: Target,
-    planned: TracePlan,
+    planned: Planned,
     request: Request,
     verdict: Verdict,
     seen: PassFacts,

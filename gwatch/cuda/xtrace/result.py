@@ -27,7 +27,8 @@ class TraceResult(dict[str, Any]):
     ``lost`` ((CTA slot, warp, lane) counts),
     ``lost_after``, ``outputs`` and ``outputs_detail``, ``sampled`` (None, or the CTAs recorded), ``clock``
     (anchor fit or None), ``warnings``, and ``launches``: the results of all traced launches of the pass,
-    this one included.
+    this one included. A trace of scope markers has ``scopes`` (label by scope id) and ``analysis`` with the regions
+    that its report shows.
 
     Every key can also be read as an attribute.
     """
@@ -40,7 +41,8 @@ class TraceResult(dict[str, Any]):
 
     def __missing__(self, key: str) -> Any:
         if key == _ROWS and "records" in self:
-            rows = self[key] = record_rows(self["records"], self["grid_dim"], self["block_dim"])
+            make = scope_rows if "scopes" in self else record_rows
+            rows = self[key] = make(self)
             return rows
         raise KeyError(key)
 
@@ -82,25 +84,27 @@ class TraceResult(dict[str, Any]):
         return f"<TraceResult {self['kernel_prototype']}: {records} records, {dropped} dropped>"
 
 
-def record_rows(
-    records: npt.NDArray[np.void], grid: tuple[int, int, int], block: tuple[int, int, int]
-) -> list[dict[str, int]]:
-    """Records as dicts: ``global_tid``, ``site_id``, ``value``, ``timestamp``; warp-level ones also ``smid``.
-
-    ``global_tid`` is the linear CTA id times the CTA's threads plus the linear thread; for a warp-level
-    record it is the launch-wide warp number times 32.
-    """
+def _global_tids(result: TraceResult) -> npt.NDArray[np.int64]:
+    """The linear CTA id times the CTA's threads plus the linear thread; for a warp-level record the launch-wide
+    warp number times 32."""
+    records, grid, block = result["records"], result["grid_dim"], result["block_dim"]
     threads = block[0] * block[1] * block[2]
     warps = (threads + LANES - 1) // LANES
     x, y, z = records["block"].astype(np.int64).T
     linear = x + grid[0] * (y + grid[1] * z)
-    tid = np.where(
+    tid: npt.NDArray[np.int64] = np.where(
         records["warp_level"],
         (linear * warps + records["warp"]) * LANES,
         linear * threads + records["thread"],
     )
+    return tid
+
+
+def record_rows(result: TraceResult) -> list[dict[str, Any]]:
+    """Records as dicts: ``global_tid``, ``site_id``, ``value``, ``timestamp``; warp-level ones also ``smid``."""
+    records = result["records"]
     columns = (
-        tid,
+        _global_tids(result),
         records["site"],
         records["value"],
         records["time"],
@@ -113,6 +117,33 @@ def record_rows(
         if warp_level:
             row["smid"] = smid
         rows.append(row)
+    return rows
+
+
+def scope_rows(result: TraceResult) -> list[dict[str, Any]]:
+    """Records of scope markers as dicts: ``global_tid``, ``type_id`` (1 start, 2 end), ``type_str``, ``scope_id``
+    (from 1, in order of the ids), ``scope_str`` (the id in the source), ``scope_label``, ``payload``, ``value``
+    (the time).
+    """
+    records = result["records"]
+    scopes = list(result["scopes"].items())
+    rows = []
+    columns = (_global_tids(result), records["site"], records["value"], records["time"])
+    for number, site, payload, time in zip(*(c.tolist() for c in columns), strict=True):
+        rank, end = divmod(site, 2)
+        scope, label = scopes[rank]
+        rows.append(
+            {
+                "global_tid": number,
+                "type_id": 1 + end,
+                "type_str": "SCOPE_END" if end else "SCOPE_START",
+                "scope_id": rank + 1,
+                "scope_str": str(scope),
+                "scope_label": label,
+                "payload": payload,
+                "value": time,
+            }
+        )
     return rows
 
 

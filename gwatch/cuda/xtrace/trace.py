@@ -1,8 +1,9 @@
-"""do_trace: find the launch that a function makes, trace it at SASS sites, and say what tracing changed."""
+"""do_trace: find the launch that a function makes, trace it at sites or scope markers, and say what tracing changed."""
 
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -18,9 +19,11 @@ from gwatch.cuda.launchview import Launch
 from gwatch.cuda.xtrace import options
 from gwatch.cuda.xtrace.outputs import Snapshot, arrays_in, compare, pointers_in, take
 from gwatch.cuda.xtrace.passes import LaunchFilter, PassObserver, Scout, Slot
-from gwatch.cuda.xtrace.prepare import Request, Target, choose, load_slots, plan, slots_for
+from gwatch.cuda.xtrace.prepare import Request, Target, choose, load_slots, not_launched, slots_for
 from gwatch.cuda.xtrace.report import build
 from gwatch.cuda.xtrace.result import TraceResult
+from gwatch.cuda.xtrace.scopes import checked_names
+from gwatch.cuda.xtrace.tiers import Work, check_ptx_arguments, ptx_work, sass_work
 from gwatch.cuda.xtrace.timing import LaunchTimer
 from gwatch.errors import GWatchError, TraceError
 from gwatch.rewrite.trace import SassTraceSite
@@ -59,6 +62,8 @@ def do_trace(
     output_bytes: int = DEFAULT_OUTPUT_BYTES,
     launch_filter: LaunchFilter | None = None,
     max_launches: int = DEFAULT_MAX_LAUNCHES,
+    warp_level: bool = False,
+    ptx: str | os.PathLike[str] | bytes | None = None,
 ) -> TraceResult:
     """Trace the launch of a kernel that ``fn`` makes.
 
@@ -71,9 +76,16 @@ def do_trace(
     ``max_launches`` of them are traced in a pass, each with a ring of its own; the result is the first one's,
     ``result.launches`` holds all.
 
-    ``sass_trace_sites``: where; a site's id is its place in the list. ``clock_type``: "gpu" (ns), "sm"
-    (cycles of the SM, not comparable between SMs) or "anchor" (SM cycles mapped to ns).
-    ``sass_per_thread_records``: ring depth per lane (default 32), rounded up to a power of two; ``keep``
+    ``instrumentation_tier`` "sass" records in the machine code: at ``sass_trace_sites`` (a site's id is its place in
+    the list), or, without them, at the kernel's scope markers. "ptx" records at the markers in the kernel's PTX and
+    compiles it anew; ``dsl`` ("cute", "triton", "tilelang" or "") says where its PTX is found, ``ptx`` names it
+    (a path, or the text). ``scope_name_map``: label by scope id; ``warp_level`` (or ``ptx_warp_level``): one record per
+    warp at a marker instead of one per thread; ``per_thread_counts``: ring depth as a sum of budgets.
+
+    ``clock_type``: "gpu" (ns), "sm"
+    (cycles of the SM, not comparable between SMs) or "anchor" (SM cycles mapped to ns; SASS tier only).
+    ``sass_per_thread_records``: ring depth per lane (default 32; at markers 32 for each, up to 1024), rounded
+    up to a power of two; ``keep``
     "newest" or "first" says which records survive. ``sass_excluded_registers``: registers no record may
     use, ``{"general": [...], "uniform_general": [...]}``. ``sass_arch`` ("90a"): refuse any other code.
     ``ring_bytes``: device memory for all rings; a launch that needs more is sampled by whole CTAs,
@@ -82,34 +94,30 @@ def do_trace(
     pass together with the contexts of the launches.
 
     ``sass_splice_mode`` "auto" and "plain" are the same here, ``sass_schedule_mode`` and
-    ``sass_schedule_prune`` are accepted: records are stored in place, in the order of their text. The PTX
-    tier's arguments are refused by name.
+    ``sass_schedule_prune`` are accepted: records are stored in place, in the order of their text.
+    ``ptx_site_pass`` and ``profile_context`` are refused by name.
 
     Raises KernelError ``[kernel-pattern]``, ``[kernel-not-launched]`` (nearest names seen),
-    ``[kernel-ambiguous]``; SiteError, RegisterPressureError, HazardError, UnsupportedError from the rewrite;
+    ``[kernel-ambiguous]``; SiteError, RegisterPressureError, HazardError, UnsupportedError from the rewrite
+    and from the markers (:mod:`gwatch.cuda.xtrace.markers`, :mod:`gwatch.cuda.trace.ptxfind`);
     ToolError when driver or CUPTI are missing or held; TraceError ``[no-records]``, ``[launch-changed]`` and
     others; and whatever ``fn`` raises. Hooks and records are off again in every case.
     """
-    ptx_only = {
-        "per_thread_counts": (per_thread_counts, None),
-        "scope_name_map": (scope_name_map, None),
-        "ptx_warp_level": (ptx_warp_level, False),
-        "ptx_site_pass": (ptx_site_pass, None),
-        "profile_context": (profile_context, None),
-    }
-    options.check_tier(instrumentation_tier, ptx_only)
+    options.check_tier(instrumentation_tier, {"ptx_site_pass": ptx_site_pass, "profile_context": profile_context})
+    if instrumentation_tier == "ptx":
+        check_ptx_arguments(sass_trace_sites, sass_excluded_registers)
     kept = options.check_choices(
         clock_type, sass_splice_mode, sass_schedule_mode, keep, passes, ring_bytes, max_launches
     )
-    if not sass_trace_sites:
-        raise TraceError(
-            "sites-missing", "sass_trace_sites is empty", "give at least one SassTraceSite(instruction_index)"
-        )
     pattern = options.kernel_pattern(kernel_name_pattern)
+    names = checked_names(scope_name_map)
+    budget = options.scope_depth(per_thread_counts)
+    depth = budget if sass_per_thread_records is None else options.depth(sass_per_thread_records)
+    warps = warp_level or ptx_warp_level
     request = Request(
-        tuple(sass_trace_sites),
+        (),
         clock_type,
-        options.depth(sass_per_thread_records),
+        options.DEFAULT_DEPTH,
         kept.value,
         options.excluded_registers(sass_excluded_registers),
         ring_bytes,
@@ -120,13 +128,19 @@ def do_trace(
     with _Session(fn, options.stream_handle(profile_stream), launch_filter) as session:
         scout = session.scout(Scout(session.driver, pattern, launch_filter))
         target = choose(scout, hooks.images, kernel_name_pattern, sass_arch)
+        work: Work
+        if instrumentation_tier == "ptx":
+            work = ptx_work(target, request, hooks.images, dsl, ptx, names, depth, warp_level=warps)
+        else:
+            work = sass_work(target, request, sass_trace_sites, names, depth, warp_level=warps)
+        request = work.request
         session.slots = slots_for(target, hooks.images, max_launches)
         shots = []
         if passes == 1:  # with more, the first pass is left out: it may still compile and set up
             first = {index: slot.seen.launch for index, slot in enumerate(session.slots)}
             shots.append(session.snapshot(target, first, outputs, output_bytes))
         plain = session.run(target, redirect=False)
-        planned = plan(target, request, session.longest_ns())
+        planned = work.plan(session.longest_ns())
         _keep_image(planned.data)
         with hooks.quiet():
             load_slots(session.driver, hooks.images, target, planned, session.slots, request)
@@ -143,8 +157,35 @@ def do_trace(
             for index, slot in enumerate(session.slots)
         ]
     for result in results:
+        work.finish(result)
         result["launches"] = results
     return results[0]
+
+
+def do_trace_kernel_launch_sequence(
+    fn: Callable[[], Any], kernel_name_pattern: str = "", **options_given: Any
+) -> list[TraceResult]:
+    """Trace every launch of every kernel that ``fn`` makes and the pattern matches, in the order of the launches.
+
+    One :func:`do_trace` per kernel, with its arguments; times of different kernels come from different passes. A
+    result's ``launch["sequence"]`` is its place among all launches that matched. Raises what :func:`do_trace` raises.
+    """
+    pattern = options.kernel_pattern(kernel_name_pattern)
+    keep: LaunchFilter | None = options_given.get("launch_filter")
+    with _Session(fn, options.stream_handle(options_given.get("profile_stream", 0)), keep) as session:
+        scout = session.scout(Scout(session.driver, pattern, keep))
+    places: dict[str, list[int]] = {}
+    for number, seen in enumerate(scout.seen):
+        places.setdefault(seen.launch.symbol, []).append(number)
+    if not places:
+        raise not_launched(scout, kernel_name_pattern)
+    found: list[tuple[int, TraceResult]] = []
+    for symbol, numbers in places.items():
+        result = do_trace(fn, f"^{re.escape(symbol)}$", **options_given)
+        for number, launch in zip(numbers, result["launches"], strict=False):
+            launch["launch"]["sequence"] = number
+            found.append((number, launch))
+    return [result for _, result in sorted(found, key=lambda item: item[0])]
 
 
 def capture_cubin(
