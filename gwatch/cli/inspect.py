@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gwatch.errors import ParseError
+from gwatch.errors import ParseError, UsageError
 
 if TYPE_CHECKING:
     from gwatch.inspect.report import ImageReport, Report
@@ -34,6 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--sass-style", choices=("cuobjdump", "nvdisasm"), default="cuobjdump",
         help="shaped like `cuobjdump -sass` (default, fast) or `nvdisasm -g -c` (labels, source lines)",
     )  # fmt: skip
+    what.add_argument(
+        "--resources", action="store_true", help="registers, memory, launch bounds only: quick, no code is read"
+    )
     what.add_argument("--lines", action="store_true", help="source lines of each kernel and its loops")
     what.add_argument("--json", action="store_true", help="everything as JSON (same as --format json)")
     what.add_argument("--extract", type=Path, metavar="DIR", help="write each distinct cubin to DIR")
@@ -75,13 +77,13 @@ def run(args: argparse.Namespace) -> int:
             progress=progress,
             finished=_print_listing if streamed else None,
         )
-    text = _rendered(report, args)
+    pieces = _rendered(report, args)
     if args.output is not None:
         from gwatch.cuda.binary.cubin import write_atomically
 
-        write_atomically(args.output, text.encode("utf-8", "surrogateescape"))
+        write_atomically(args.output, "".join(pieces).encode("utf-8", "surrogateescape"))
     else:
-        sys.stdout.write(text)
+        sys.stdout.writelines(pieces)
     return 1 if report.violations else 0
 
 
@@ -101,8 +103,23 @@ def _request(args: argparse.Namespace) -> Request:
         raise ParseError("kernel-pattern", f"{args.kernel!r} is not a regular expression: {error}") from None
     style = Style(args.sass_style) if args.sass else None
     listings_only = args.sass and args.format == "text" and not (args.json or args.vectorization)
+    found = tuple(_rules(args))
+    if args.resources and (
+        args.vectorization or args.lines or args.sass or any(rule.about_code for rule in found)
+    ):
+        raise UsageError(
+            "usage",
+            "--resources reads no code, which --vectorization, --lines, --sass and all rules but --max-registers need",
+            "leave one of them out",
+        )
     return Request(
-        args.kernel, tuple(_rules(args)), args.vectorization, args.lines, style, facts=not listings_only
+        args.kernel,
+        found,
+        args.vectorization,
+        args.lines,
+        style,
+        facts=not listings_only,
+        code=not args.resources,
     )
 
 
@@ -120,18 +137,21 @@ def _rules(args: argparse.Namespace) -> Iterator[Rule]:
         yield from rules.read_rules(args.rules)
 
 
-def _rendered(report: Report, args: argparse.Namespace) -> str:
+def _rendered(report: Report, args: argparse.Namespace) -> Iterable[str]:
+    """The report's text in pieces."""
+    if args.json or args.format == "json":
+        from gwatch.inspect.report import json_text
+
+        return json_text(report)
     from gwatch.inspect import text
 
-    if args.json or args.format == "json":
-        return json.dumps(report.to_json(), indent=1) + "\n"
     if args.format == "github":
-        return text.github(report)
+        return [text.github(report)]
     if args.sass:
         left = [image for image in report.images if not image.printed]
         listings = [image.sass or f"{image.path}: {image.problem}\n" for image in left]
-        return "".join(listings) + "".join(f"{line}\n" for line in text.violations(report))
-    return text.render(report)
+        return listings + [f"{line}\n" for line in text.violations(report)]
+    return [text.render(report)]
 
 
 @contextmanager

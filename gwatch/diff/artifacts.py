@@ -177,7 +177,7 @@ def compare_kernels(first: Version | None, second: Version | None) -> KernelDiff
     diff.code = compare_code(*items)
     facts = kernel_facts(first.view, first.kernel), kernel_facts(second.view, second.kernel)
     diff.resources = _resources(*facts)
-    diff.mix = _differing(dict(facts[0].mix), dict(facts[1].mix))
+    diff.mix = _differing(*(dict(side.code.mix) if side.code else {} for side in facts))
     diff.attributes = _attributes(first, second)
     return diff
 
@@ -200,16 +200,17 @@ _NAMES = (
 
 
 def _measures(facts: KernelFacts) -> tuple[Any, ...]:
-    occupancy = facts.occupancy
-    shares = facts.share(128), facts.share(256)
+    code, needs, occupancy = facts.code, facts.resources, facts.occupancy
+    assert code is not None
+    shares = code.share(128), code.share(256)
     return (
-        facts.arch, facts.registers, facts.instructions, facts.stack, facts.frame, facts.shared, facts.local,
-        sum(size for _, size in facts.constants), sum(size for _, size in facts.parameters), facts.spills,
-        facts.local_accesses, occupancy.ctas if occupancy else None, occupancy.warps if occupancy else None,
+        facts.arch, needs.registers, code.instructions, needs.stack, needs.frame, needs.shared, needs.local,
+        sum(size for _, size in needs.constants), sum(size for _, size in facts.parameters), code.spills,
+        code.local_accesses, occupancy.ctas if occupancy else None, occupancy.warps if occupancy else None,
         facts.max_threads, facts.required_threads, facts.max_registers, facts.barriers, facts.mbarriers, facts.cluster,
-        tuple(count for _, _, count in facts.register_budgets),
+        tuple(count for _, _, count in code.register_budgets),
         *(None if share is None else round(share, 4) for share in shares),
-        sum(count for _, count in facts.tensor), sum(count for _, count in facts.tma), len(facts.loops),
+        sum(count for _, count in code.tensor), sum(count for _, count in code.tma), len(code.loops),
     )  # fmt: skip
 
 

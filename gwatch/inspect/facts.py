@@ -11,11 +11,11 @@ import numpy as np
 
 from gwatch.cuda.binary import KernelDef, nvinfo
 from gwatch.cuda.binary.nvinfo import Attr, Attribute
-from gwatch.sass.code import Code
 from gwatch.inspect.loops import Loop, find_loops
 from gwatch.inspect.opcodes import Access, access_of, unit_of
 from gwatch.inspect.view import CubinView
 from gwatch.sass.arch import Arch, occupancy
+from gwatch.sass.code import Code
 
 ASSUMED_THREADS = 256
 """Block size that occupancy is given for when nothing states one."""
@@ -51,35 +51,29 @@ class Occupancy:
 
 
 @dataclass(frozen=True, slots=True)
-class KernelFacts:
-    """Everything but the code. Sizes in bytes. ``stack``, ``shared``, ``constants`` count what
-    ``cuobjdump -res-usage`` counts. ``spills`` are local loads and stores: exactly the compiler's spill code
-    when ``spills_exact``, else every access to a fixed stack slot."""
+class Resources:
+    """What a launch needs, in bytes (registers: a thread's); read from attributes and section sizes alone. These are
+    the numbers of ``cuobjdump -res-usage``. ``stack`` is MIN_STACK_SIZE, the kernel with its callees; ``frame``
+    FRAME_SIZE, the function alone (old compilers state it also where they state no stack)."""
 
-    name: str
-    arch: str
-    is_kernel: bool
-    instructions: int
-    code_bytes: int
     registers: int | None
     stack: int
     frame: int
     shared: int
     local: int
     constants: tuple[tuple[int, int], ...]
-    parameters: tuple[tuple[int, int], ...]
-    max_threads: tuple[int, int, int] | None
-    required_threads: tuple[int, int, int] | None
-    max_registers: int | None
-    barriers: int
-    mbarriers: int
-    cluster: tuple[int, int, int] | None
-    max_cluster_rank: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class CodeFacts:
+    """What only the instructions say. ``spills`` are local loads and stores: exactly the compiler's spill code when
+    ``spills_exact``, else every access to a fixed stack slot."""
+
+    instructions: int
     register_budgets: tuple[tuple[int, str, int], ...]
     spills: int
     spills_exact: bool
     local_accesses: int
-    occupancy: Occupancy | None
     opcodes: tuple[tuple[str, int], ...]
     mix: tuple[tuple[str, int], ...]
     memory: tuple[MemoryUse, ...]
@@ -99,17 +93,25 @@ class KernelFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Resources:
-    """What a launch needs, in bytes (registers: a thread's); read from attributes and section sizes alone.
-    ``stack`` is MIN_STACK_SIZE, the kernel with its callees; ``frame`` FRAME_SIZE, the function alone (old compilers
-    state it also where they state no stack)."""
+class KernelFacts:
+    """A kernel or device function: what its attributes state and, unless only that was asked for, what its ``code``
+    says. ``code_bytes`` count padding too."""
 
-    registers: int | None
-    stack: int
-    frame: int
-    shared: int
-    local: int
-    constants: tuple[tuple[int, int], ...]
+    name: str
+    arch: str
+    is_kernel: bool
+    code_bytes: int
+    resources: Resources
+    parameters: tuple[tuple[int, int], ...]
+    max_threads: tuple[int, int, int] | None
+    required_threads: tuple[int, int, int] | None
+    max_registers: int | None
+    barriers: int
+    mbarriers: int
+    cluster: tuple[int, int, int] | None
+    max_cluster_rank: int | None
+    occupancy: Occupancy | None
+    code: CodeFacts | None
 
 
 def resources_of(view: CubinView, kernel: KernelDef) -> Resources:
@@ -125,14 +127,45 @@ def resources_of(view: CubinView, kernel: KernelDef) -> Resources:
 
 
 def kernel_facts(
-    view: CubinView, kernel: KernelDef, threads: int | None = None, dynamic: int = 0
+    view: CubinView,
+    kernel: KernelDef,
+    threads: int | None = None,
+    dynamic: int = 0,
+    read_code: bool = True,
 ) -> KernelFacts:
     """The facts of one kernel or device function.
 
     ``threads`` per block and ``dynamic`` shared bytes of its launch are used for the occupancy where known.
-    Raises CubinError for damaged attributes.
+    ``read_code`` False leaves ``code`` out and looks at attributes and sizes alone. Raises CubinError for damaged
+    attributes and what :func:`code_facts` raises.
     """
-    records = view.attributes(kernel)
+    needs = resources_of(view, kernel)
+    required, bound = _dims(view, kernel, Attr.REQNTID), _dims(view, kernel, Attr.MAX_THREADS)
+    occupied = _occupancy(view.arch, needs.registers, needs.shared + dynamic, threads, required, bound)
+    return KernelFacts(
+        name=kernel.name,
+        arch=view.arch.name,
+        is_kernel=kernel.is_entry,
+        code_bytes=kernel.section.size,
+        resources=needs,
+        parameters=tuple((p.offset, p.size) for p in nvinfo.parameters(view.attributes(kernel))),
+        max_threads=bound,
+        required_threads=required,
+        max_registers=_scalar(view, kernel, Attr.MAXREG_COUNT),
+        barriers=_barriers(view, kernel),
+        mbarriers=_scalar(view, kernel, Attr.NUM_MBARRIERS) or 0,
+        cluster=_dims(view, kernel, Attr.CTA_PER_CLUSTER),
+        max_cluster_rank=_scalar(view, kernel, Attr.MAX_CLUSTER_RANK),
+        occupancy=occupied if kernel.is_entry else None,
+        code=code_facts(view, kernel) if read_code else None,
+    )
+
+
+def code_facts(view: CubinView, kernel: KernelDef) -> CodeFacts:
+    """What the instructions of one kernel or device function say.
+
+    Raises CubinError for damaged code or attributes, ToolError where nvdisasm is needed and missing.
+    """
     code = view.code(kernel)
     real = len(code) - _padding(code)
     counts = np.bincount(code.opcodes[:real])
@@ -149,35 +182,13 @@ def kernel_facts(
             tensor.append((name, count))
         elif unit == "tma":
             tma.append((name, count))
-    needs = resources_of(view, kernel)
-    required, bound = _dims(view, kernel, Attr.REQNTID), _dims(view, kernel, Attr.MAX_THREADS)
-    spills, exact, local = _spills(view, records, code)
-    occupied = _occupancy(view.arch, needs.registers, needs.shared + dynamic, threads, required, bound)
-    return KernelFacts(
-        name=kernel.name,
-        arch=view.arch.name,
-        is_kernel=kernel.is_entry,
+    spills, exact, local = _spills(view, view.attributes(kernel), code)
+    return CodeFacts(
         instructions=real,
-        code_bytes=len(code) * view.arch.instruction_size,
-        registers=needs.registers,
-        stack=needs.stack,
-        frame=needs.frame,
-        shared=needs.shared,
-        local=needs.local,
-        constants=needs.constants,
-        parameters=tuple((p.offset, p.size) for p in nvinfo.parameters(records)),
-        max_threads=bound,
-        required_threads=required,
-        max_registers=_scalar(view, kernel, Attr.MAXREG_COUNT),
-        barriers=_barriers(view, kernel),
-        mbarriers=_scalar(view, kernel, Attr.NUM_MBARRIERS) or 0,
-        cluster=_dims(view, kernel, Attr.CTA_PER_CLUSTER),
-        max_cluster_rank=_scalar(view, kernel, Attr.MAX_CLUSTER_RANK),
         register_budgets=_budgets(code),
         spills=spills,
         spills_exact=exact,
         local_accesses=local,
-        occupancy=occupied if kernel.is_entry else None,
         opcodes=tuple(used.items()),
         mix=tuple(sorted(mix.items())),
         memory=tuple(memory),

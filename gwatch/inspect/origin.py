@@ -11,8 +11,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from gwatch.sass.code import Code, split_text
 from gwatch.inspect.loops import Blocks
+from gwatch.sass.code import Code, split_text
 
 _REGISTER = re.compile(r"\b(U?R|U?P)([0-9]+)\b")
 _CONSTANT = re.compile(r"c\[0x0\]\s?\[(?:UR[0-9]+\+)?(0x[0-9a-f]+)\]")

@@ -6,6 +6,7 @@ The JSON's shape is described by the packaged ``schema.json``; keys are only eve
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from gwatch import __version__
 from gwatch.inspect.artifacts import Skipped
 from gwatch.inspect.demangle import demangle
-from gwatch.inspect.facts import KernelFacts
+from gwatch.inspect.facts import CodeFacts, KernelFacts
 from gwatch.inspect.loops import Loop
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ class KernelReport:
     """One kernel: facts, and what else was asked for.
 
     ``lines``: (file, line, instructions that stem from it), by file and line; ``loop_lines``: for each of
-    ``facts.loops`` (file, first line, last line) of the file that most of its instructions stem from, or None.
+    ``facts.code.loops`` (file, first line, last line) of the file that most of its instructions stem from, or None.
     """
 
     facts: KernelFacts
@@ -79,11 +80,24 @@ class Report:
             "format": "gwatch-inspect",
             "version": FORMAT_VERSION,
             "gwatch": __version__,
-            "images": [_image(image) for image in self.images],
+            "images": [{**_image(image), "kernels": [*map(kernel_json, image.kernels)]} for image in self.images],
             "skipped": [{"path": item.path, "reason": item.reason} for item in self.skipped],
             "extracted": list(self.extracted),
             "unmatched_rules": [violation.to_json() for violation in self.unmatched],
         }
+
+
+def json_text(report: Report) -> Iterator[str]:
+    """:meth:`Report.to_json` as text, piece by piece: one line a kernel, so that `grep` and `diff` work on it."""
+    empty = Report([], report.skipped, report.extracted, report.unmatched).to_json()
+    del empty["images"]
+    yield f'{json.dumps(empty)[:-1]}, "images": ['
+    for number, image in enumerate(report.images):
+        yield f'{"," if number else ""}\n{json.dumps(_image(image))[:-1]}, "kernels": ['
+        for place, kernel in enumerate(image.kernels):
+            yield f'{"," if place else ""}\n {json.dumps(kernel_json(kernel))}'
+        yield "]}"
+    yield "]}\n"
 
 
 def load_schema() -> dict[str, Any]:
@@ -103,7 +117,6 @@ def _image(image: ImageReport) -> dict[str, Any]:
         "abi": image.abi,
         "toolkit": image.toolkit,
         "problem": image.problem,
-        "kernels": [kernel_json(kernel) for kernel in image.kernels],
         "violations": [violation.to_json() for violation in image.violations],
     }
     if image.sass:
@@ -112,23 +125,20 @@ def _image(image: ImageReport) -> dict[str, Any]:
 
 
 def kernel_json(kernel: KernelReport) -> dict[str, Any]:
-    """JSON data of one kernel."""
-    facts = kernel.facts
-    occupancy = facts.occupancy
+    """JSON data of one kernel; what only its code says is left out where no code was read."""
+    facts, needs, occupancy = kernel.facts, kernel.facts.resources, kernel.facts.occupancy
     data: dict[str, Any] = {
         "name": facts.name,
         "demangled": demangle(facts.name),
         "kind": "kernel" if facts.is_kernel else "device function",
         "arch": facts.arch,
-        "engine": facts.engine,
-        "instructions": facts.instructions,
         "code_bytes": facts.code_bytes,
-        "registers": facts.registers,
-        "stack_bytes": facts.stack,
-        "frame_bytes": facts.frame,
-        "shared_bytes": facts.shared,
-        "local_bytes": facts.local,
-        "constant_bytes": {str(bank): size for bank, size in facts.constants},
+        "registers": needs.registers,
+        "stack_bytes": needs.stack,
+        "frame_bytes": needs.frame,
+        "shared_bytes": needs.shared,
+        "local_bytes": needs.local,
+        "constant_bytes": {str(bank): size for bank, size in needs.constants},
         "parameters": [{"offset": offset, "bytes": size} for offset, size in facts.parameters],
         "launch_bounds": {
             "max_threads": _list(facts.max_threads),
@@ -139,12 +149,6 @@ def kernel_json(kernel: KernelReport) -> dict[str, Any]:
         },
         "barriers": facts.barriers,
         "mbarriers": facts.mbarriers,
-        "register_budgets": [
-            {"pc": pc, "action": action.lower(), "registers": count}
-            for pc, action, count in facts.register_budgets
-        ],
-        "spills": {"instructions": facts.spills, "exact": facts.spills_exact},
-        "local_accesses": facts.local_accesses,
         "occupancy": None
         if occupancy is None
         else {
@@ -154,8 +158,27 @@ def kernel_json(kernel: KernelReport) -> dict[str, Any]:
             "warps_per_sm": occupancy.warps,
             "fraction": round(occupancy.fraction, 4),
         },
-        "mix": dict(facts.mix),
-        "opcodes": dict(facts.opcodes),
+        "lines": [{"file": file, "line": line, "instructions": count} for file, line, count in kernel.lines],
+    }
+    if facts.code is not None:
+        data |= _code(facts.code, kernel.loop_lines)
+    if kernel.vectorization is not None:
+        data["vectorization"] = kernel.vectorization.to_json()
+    return data
+
+
+def _code(code: CodeFacts, loop_lines: tuple[tuple[str, int, int] | None, ...]) -> dict[str, Any]:
+    return {
+        "engine": code.engine,
+        "instructions": code.instructions,
+        "register_budgets": [
+            {"pc": pc, "action": action.lower(), "registers": count}
+            for pc, action, count in code.register_budgets
+        ],
+        "spills": {"instructions": code.spills, "exact": code.spills_exact},
+        "local_accesses": code.local_accesses,
+        "mix": dict(code.mix),
+        "opcodes": dict(code.opcodes),
         "memory": [
             {
                 "opcode": use.opcode,
@@ -165,21 +188,16 @@ def kernel_json(kernel: KernelReport) -> dict[str, Any]:
                 "modifiers": list(use.modifiers),
                 "count": use.count,
             }
-            for use in facts.memory
+            for use in code.memory
         ],
-        "share_128": _rounded(facts.share(128)),
-        "share_256": _rounded(facts.share(256)),
-        "tensor": dict(facts.tensor),
-        "tma": dict(facts.tma),
+        "share_128": _rounded(code.share(128)),
+        "share_256": _rounded(code.share(256)),
+        "tensor": dict(code.tensor),
+        "tma": dict(code.tma),
         "loops": [
-            _loop(loop, kernel.loop_lines[number] if kernel.loop_lines else None)
-            for number, loop in enumerate(facts.loops)
+            _loop(loop, loop_lines[number] if loop_lines else None) for number, loop in enumerate(code.loops)
         ],
-        "lines": [{"file": file, "line": line, "instructions": count} for file, line, count in kernel.lines],
     }
-    if kernel.vectorization is not None:
-        data["vectorization"] = kernel.vectorization.to_json()
-    return data
 
 
 def _loop(loop: Loop, lines: tuple[str, int, int] | None) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from typing import Any
 from gwatch.cuda.binary import KernelDef
 from gwatch.errors import ParseError
 from gwatch.inspect.demangle import demangle
-from gwatch.inspect.facts import KernelFacts
+from gwatch.inspect.facts import CodeFacts, KernelFacts
 from gwatch.inspect.opcodes import access_of
 from gwatch.inspect.vectorize import GlobalAccess, Vectorization
 from gwatch.inspect.view import CubinView
@@ -73,6 +73,11 @@ class Rule:
         if self.kind == "max-registers":
             return f"{where}max-registers {self.count}"
         return f"{where}{self.kind} {self.what}"
+
+    @property
+    def about_code(self) -> bool:
+        """Whether instructions have to be read to check it."""
+        return self.kind != "max-registers"
 
     def applies(self, name: str) -> bool:
         """Whether the rule is about the kernel of this (mangled) name."""
@@ -207,31 +212,37 @@ def check(
     facts: KernelFacts,
     accesses: Callable[[], Vectorization],
 ) -> list[Violation]:
-    """Violations of ``rules`` by one kernel; ``accesses`` is asked only where a rule is about widths."""
+    """Violations of ``rules`` by one kernel; ``accesses`` is asked only where a rule is about widths.
+
+    Rules that are about code need ``facts.code``.
+    """
     out: list[Violation] = []
     for rule in rules:
         if not rule.applies(facts.name):
             continue
-        if rule.kind == "require":
-            out += _require(rule, view, kernel, facts, accesses)
-        elif rule.kind == "max-registers":
-            if facts.registers is not None and facts.registers > rule.count:
-                message = f"{facts.registers} registers, at most {rule.count} allowed"
+        if not rule.about_code:
+            registers = facts.resources.registers
+            if registers is not None and registers > rule.count:
+                message = f"{registers} registers, at most {rule.count} allowed"
                 out.append(Violation(rule.text, facts.name, message))
+            continue
+        assert facts.code is not None
+        if rule.kind == "require":
+            out += _require(rule, view, kernel, facts.code, accesses)
         elif rule.what == "narrow":
             narrow = [access for access in accesses().accesses if access.cause is not None]
             out += [
                 _narrow(rule, facts.name, "narrower than 128 bits", access) for access in _distinct(narrow)
             ]
         else:
-            out += _forbidden(rule, view, kernel, facts)
+            out += _forbidden(rule, view, kernel, facts.code, facts.resources.stack)
     return out
 
 
 def _require(
-    rule: Rule, view: CubinView, kernel: KernelDef, facts: KernelFacts, accesses: Callable[[], Vectorization]
+    rule: Rule, view: CubinView, kernel: KernelDef, code: CodeFacts, accesses: Callable[[], Vectorization]
 ) -> list[Violation]:
-    found = sum(count for opcode, count in facts.opcodes if matches(rule.what, opcode))
+    found = sum(count for opcode, count in code.opcodes if matches(rule.what, opcode))
     if _COMPARE[rule.op](found, rule.count):
         return []
     message = f"{found} × {rule.what}, required {rule.op} {rule.count}"
@@ -244,10 +255,10 @@ def _require(
             if access.cause is not None and access.bits < wanted.bits and access.opcode.split(".")[0] == mnemonic
         ]  # fmt: skip
         if narrow:
-            return [_narrow(rule, facts.name, message, access) for access in _distinct(narrow)]
+            return [_narrow(rule, kernel.name, message, access) for access in _distinct(narrow)]
     elif found > rule.count:
-        return _instances(rule.text, view, kernel, facts.name, message, rule.what)
-    return [Violation(rule.text, facts.name, message)]
+        return _instances(rule.text, view, kernel, message, rule.what)
+    return [Violation(rule.text, kernel.name, message)]
 
 
 def _distinct(accesses: list[GlobalAccess]) -> list[GlobalAccess]:
@@ -265,27 +276,28 @@ def _narrow(rule: Rule, kernel: str, message: str, access: GlobalAccess) -> Viol
     return Violation(rule.text, kernel, message, access.pc, access.text, access.line, cause)
 
 
-def _forbidden(rule: Rule, view: CubinView, kernel: KernelDef, facts: KernelFacts) -> list[Violation]:
+def _forbidden(
+    rule: Rule, view: CubinView, kernel: KernelDef, code: CodeFacts, stack: int
+) -> list[Violation]:
     if rule.kind == "forbid":
-        found = sum(count for opcode, count in facts.opcodes if matches(rule.what, opcode))
+        found = sum(count for opcode, count in code.opcodes if matches(rule.what, opcode))
         message = f"{found} × {rule.what}, forbidden"
-        return _instances(rule.text, view, kernel, facts.name, message, rule.what) if found else []
-    count = facts.spills if rule.what == "spill" else facts.local_accesses
+        return _instances(rule.text, view, kernel, message, rule.what) if found else []
+    count = code.spills if rule.what == "spill" else code.local_accesses
     if not count:
         return []
     what = "spill" if rule.what == "spill" else "local-memory"
     estimate = (
-        "" if rule.what != "spill" or facts.spills_exact else " (loads and stores of fixed stack slots)"
+        "" if rule.what != "spill" or code.spills_exact else " (loads and stores of fixed stack slots)"
     )
-    message = f"{count} {what} instructions{estimate}, {facts.stack} bytes of stack"
-    return _instances(rule.text, view, kernel, facts.name, message, "*", ("LDL", "STL"))
+    message = f"{count} {what} instructions{estimate}, {stack} bytes of stack"
+    return _instances(rule.text, view, kernel, message, "*", ("LDL", "STL"))
 
 
 def _instances(
     rule: str,
     view: CubinView,
     kernel: KernelDef,
-    name: str,
     message: str,
     pattern: str,
     only: tuple[str, ...] = (),
@@ -301,8 +313,8 @@ def _instances(
             pc = index * view.arch.instruction_size
             where = kernel.map_address_to_line.get(pc)
             line = (where[0], where[1], "") if where else None
-            return [Violation(rule, name, message, pc, code.texts[index], line)]
-    return [Violation(rule, name, message)]
+            return [Violation(rule, kernel.name, message, pc, code.texts[index], line)]
+    return [Violation(rule, kernel.name, message)]
 
 
 def unmatched(rules: Iterable[Rule], names: Iterable[str]) -> list[Violation]:

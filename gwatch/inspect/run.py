@@ -37,7 +37,8 @@ IN_FLIGHT_BYTES = 256 << 20
 @dataclass(frozen=True, slots=True)
 class Request:
     """What to find out. ``kernels``: regular expression, all if empty. ``sass``: add listings in that style.
-    ``facts`` False: listings only (needs no rules)."""
+    ``facts`` False: listings only (needs no rules). ``code`` False: only what attributes and sizes say; no instruction
+    is read (rules about code, ``vectorization`` and ``lines`` need it)."""
 
     kernels: str = ""
     rules: tuple[Rule, ...] = ()
@@ -45,6 +46,7 @@ class Request:
     lines: bool = False
     sass: Style | None = None
     facts: bool = True
+    code: bool = True
 
     def wants(self, name: str) -> bool:
         """Whether the kernel of this mangled name is asked for."""
@@ -52,13 +54,22 @@ class Request:
 
 
 def examine(image: Image, request: Request, described: TritonKernels) -> ImageReport:
-    """Everything asked for about one cubin. Damage and unknown architectures become its ``problem``."""
+    """Everything asked for about one cubin. Damage and unknown architectures become its ``problem``; where only
+    nvdisasm is missing to read the code, the rest of the facts is still there."""
     report = ImageReport(image.path, image.kind, hashlib.sha256(image.data).hexdigest(), len(image.data))
     try:
-        _examine(image, request, described, report)
+        try:
+            _examine(image, request, described, report)
+        except ToolError as error:
+            report.problem = str(error)
+            report.kernels.clear()
+            report.violations.clear()
+            if request.facts:
+                _examine(image, Request(request.kernels, code=False), described, report)
     except GWatchError as error:
         report.problem = str(error)
         report.kernels.clear()
+        report.violations.clear()
     return report
 
 
@@ -70,7 +81,8 @@ def _examine(image: Image, request: Request, described: TritonKernels, report: I
             continue
         description = described.find(kernel.name, image.path)
         threads = 32 * description.num_warps if description and description.num_warps else None
-        facts = kernel_facts(view, kernel, threads, (description.shared or 0) if description else 0)
+        shared = (description.shared or 0) if description else 0
+        facts = kernel_facts(view, kernel, threads, shared, request.code)
         accesses = lru_cache(maxsize=1)(partial(_vectorization, view, kernel, description))
         wide = accesses() if request.vectorization and kernel.is_entry else None
         found = KernelReport(facts, vectorization=wide)
@@ -95,7 +107,7 @@ def _lines(
     where = kernel.map_address_to_line
     counts = Counter(where.values())
     loops: list[tuple[str, int, int] | None] = []
-    for loop in facts.loops:
+    for loop in facts.code.loops if facts.code else ():
         found = [where[index * size] for index in loop.indices() if index * size in where]
         if not found:
             loops.append(None)

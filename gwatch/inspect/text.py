@@ -9,6 +9,7 @@ from gwatch.inspect.demangle import demangle, short
 from gwatch.inspect.report import ImageReport, KernelReport, Report
 
 if TYPE_CHECKING:
+    from gwatch.inspect.facts import CodeFacts
     from gwatch.inspect.rules import Violation
     from gwatch.inspect.vectorize import GlobalAccess, Vectorization
 
@@ -82,12 +83,17 @@ def _row(kernel: KernelReport) -> str:
     name = short(facts.name)
     if len(name) > _NAME_WIDTH:
         name = name[: _NAME_WIDTH - 1] + "…"
+    needs, code = facts.resources, facts.code
     occupancy = f"{facts.occupancy.fraction:.0%}" if facts.occupancy else "-"
-    share = facts.share(128)
+    count = spills = tensor = loops = None
+    share: float | None = None
+    if code is not None:
+        count, spills, share = code.instructions, code.spills, code.share(128)
+        tensor, loops = sum(count for _, count in code.tensor), len(code.loops)
     return (
-        f"  {name:{_NAME_WIDTH}} {facts.instructions:6} {_or_dash(facts.registers):>4} {facts.shared:7} "
-        f"{facts.stack:6} {facts.spills:6} {occupancy:>5} {'-' if share is None else f'{share:.0%}':>7} "
-        f"{sum(count for _, count in facts.tensor):6} {len(facts.loops):5}"
+        f"  {name:{_NAME_WIDTH}} {_or_dash(count):>6} {_or_dash(needs.registers):>4} {needs.shared:7} "
+        f"{needs.stack:6} {_or_dash(spills):>6} {occupancy:>5} {'-' if share is None else f'{share:.0%}':>7} "
+        f"{_or_dash(tensor):>6} {_or_dash(loops):>5}"
     )
 
 
@@ -96,12 +102,13 @@ def _or_dash(value: int | None) -> str:
 
 
 def _kernel(kernel: KernelReport) -> list[str]:
-    facts = kernel.facts
+    facts, needs, code = kernel.facts, kernel.facts.resources, kernel.facts.code
     out = [f"  {'kernel' if facts.is_kernel else 'device function'} {demangle(facts.name)}"]
-    constants = ", ".join(f"c[{bank}] {size}" for bank, size in facts.constants) or "none"
+    constants = ", ".join(f"c[{bank}] {size}" for bank, size in needs.constants) or "none"
     out.append(
-        f"    {facts.instructions} instructions, {_or_dash(facts.registers)} registers, shared {facts.shared} B, "
-        f"stack {facts.stack} B, local {facts.local} B, constants {constants}"
+        f"    {f'{code.instructions} instructions' if code else f'{facts.code_bytes} B of code'}, "
+        f"{_or_dash(needs.registers)} registers, shared {needs.shared} B, "
+        f"stack {needs.stack} B, local {needs.local} B, constants {constants}"
     )
     limits = []
     bounds = (facts.required_threads, facts.max_threads, facts.cluster)
@@ -120,35 +127,42 @@ def _kernel(kernel: KernelReport) -> list[str]:
             f"    occupancy {o.fraction:.0%}: {o.ctas} CTAs of {o.threads} threads ({o.basis}), "
             f"{o.warps} warps per SM"
         )
-    if facts.register_budgets:
+    if code is not None:
+        out += _code(code, kernel)
+    return out
+
+
+def _code(code: CodeFacts, kernel: KernelReport) -> list[str]:
+    out = []
+    if code.register_budgets:
         steps = ", ".join(
-            f"{action.lower()} {count} at {pc:#x}" for pc, action, count in facts.register_budgets
+            f"{action.lower()} {count} at {pc:#x}" for pc, action, count in code.register_budgets
         )
         out.append(f"    register budgets (setmaxnreg): {steps}")
-    if facts.spills or facts.local_accesses:
-        basis = "marked by the compiler" if facts.spills_exact else "fixed stack slots"
-        out.append(f"    spills: {facts.spills} ({basis}) of {facts.local_accesses} local loads and stores")
+    if code.spills or code.local_accesses:
+        basis = "marked by the compiler" if code.spills_exact else "fixed stack slots"
+        out.append(f"    spills: {code.spills} ({basis}) of {code.local_accesses} local loads and stores")
     out.append(
-        f"    mix: {', '.join(f'{unit} {count}' for unit, count in sorted(facts.mix, key=lambda m: -m[1]))}"
+        f"    mix: {', '.join(f'{unit} {count}' for unit, count in sorted(code.mix, key=lambda m: -m[1]))}"
     )
-    for use in facts.memory:
+    for use in code.memory:
         if use.space != "constant":
             out.append(
                 f"    {use.count:5} × {use.opcode:32} {use.space} {use.action}, {use.bits} bits a thread"
             )
-    share = facts.share(128)
+    share = code.share(128)
     if share is not None:
         out.append(f"    {share:.0%} of the global loads and stores are at least 128 bits wide")
-    for label, found in (("tensor", facts.tensor), ("tma", facts.tma)):
+    for label, found in (("tensor", code.tensor), ("tma", code.tma)):
         if found:
             out.append(f"    {label}: {', '.join(f'{count} × {name}' for name, count in found)}")
-    for number, loop in enumerate(facts.loops[:12]):
+    for number, loop in enumerate(code.loops[:12]):
         place = f"{loop.start:#06x}..{loop.latch:#06x}"
         lines = kernel.loop_lines[number] if kernel.loop_lines else None
         source = f", {lines[0].rsplit('/', 1)[-1]}:{lines[1]}-{lines[2]}" if lines else ""
         out.append(f"    loop {place}, depth {loop.depth}, {loop.instructions} instructions{source}")
-    if len(facts.loops) > 12:
-        out.append(f"    and {len(facts.loops) - 12} more loops (--json)")
+    if len(code.loops) > 12:
+        out.append(f"    and {len(code.loops) - 12} more loops (--json)")
     files: dict[str, list[int]] = {}
     for path, line, _ in kernel.lines:
         files.setdefault(path, []).append(line)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from inspect_support import COPY_CUBIN, FIXTURES, RESOURCES, cuobjdump
 
-from gwatch.sass.code import code_of
 from gwatch.inspect.facts import KernelFacts, kernel_facts
 from gwatch.inspect.loops import find_loops
 from gwatch.inspect.opcodes import access_of, unit_of
 from gwatch.inspect.view import CubinView
+from gwatch.sass.code import code_of
 from gwatch.sass.nvdisasm import disassemble_cubin
 
 
@@ -30,11 +31,11 @@ def test_resources_equal_cuobjdump_on_the_open_corpus(corpus_sm90: list[Path]) -
             if not facts.is_kernel:
                 continue
             constants = re.findall(r"CONSTANT\[(\d+)\]:(\d+)", match["constants"])
-            assert facts.registers == int(match["registers"])
-            assert facts.stack == int(match["stack"])
-            assert facts.shared == int(match["shared"])
-            assert facts.local == int(match["local"])
-            assert facts.constants == tuple(sorted((int(b), int(n)) for b, n in constants))
+            assert facts.resources.registers == int(match["registers"])
+            assert facts.resources.stack == int(match["stack"])
+            assert facts.resources.shared == int(match["shared"])
+            assert facts.resources.local == int(match["local"])
+            assert facts.resources.constants == tuple(sorted((int(b), int(n)) for b, n in constants))
             kernels += 1
     assert kernels > 400
 
@@ -47,7 +48,7 @@ def test_resources_equal_cuobjdump_on_every_architecture(arch: str) -> None:
     assert len(found) == len(ours) == 10
     for match in found:
         facts = ours[match["name"]]
-        assert (facts.registers, facts.stack) == (int(match["registers"]), int(match["stack"]))
+        assert (facts.resources.registers, facts.resources.stack) == (int(match["registers"]), int(match["stack"]))
 
 
 def test_barriers_equal_what_nvdisasm_says_of_the_section(corpus_sm90: list[Path]) -> None:
@@ -77,14 +78,14 @@ def test_spills_equal_the_compilers_marks(corpus_all: list[Path]) -> None:
     path = next(p for p in corpus_all if "sm_86-ctranslate2-61b077c41cec" in p.name)
     ours = facts_of(path)
     marks = disassemble_cubin(path, "-c").count('(*"SpillRefill"*)')
-    assert sum(facts.spills for facts in ours.values()) == marks == 384
-    assert all(facts.spills_exact for facts in ours.values())
+    assert sum(facts.code.spills for facts in ours.values()) == marks == 384
+    assert all(facts.code.spills_exact for facts in ours.values())
 
 
 def test_local_arrays_are_no_spills_where_the_compiler_marks_spills(corpus_sm90: list[Path]) -> None:
     path = next(p for p in corpus_sm90 if "38d1a903907e" in p.name)
     (facts,) = facts_of(path).values()
-    assert (facts.local_accesses, facts.spills, facts.spills_exact) == (3, 0, True)
+    assert (facts.code.local_accesses, facts.code.spills, facts.code.spills_exact) == (3, 0, True)
 
 
 def test_the_copy_kernel() -> None:
@@ -92,18 +93,20 @@ def test_the_copy_kernel() -> None:
     (kernel,) = view.kernels
     facts = kernel_facts(view, kernel, threads=128)
     assert view.toolkit == "13.0.88"
-    assert (facts.instructions, facts.registers, facts.stack, facts.shared) == (26, 18, 0, 0)
-    assert facts.constants == ((0, 568),)
+    assert facts.code is not None
+    assert (facts.code.instructions, facts.resources.registers) == (26, 18)
+    assert (facts.resources.stack, facts.resources.shared) == (0, 0)
+    assert facts.resources.constants == ((0, 568),)
     assert facts.parameters == ((0, 8), (8, 8), (16, 4), (24, 8), (32, 8))
     assert facts.required_threads == (128, 1, 1)
     assert facts.occupancy is not None
     assert (facts.occupancy.ctas, facts.occupancy.warps, facts.occupancy.basis) == (16, 64, "launch")
-    assert dict(facts.opcodes)["LDG.E.128"] == 2
-    assert dict(facts.opcodes)["STG.E.128"] == 2
-    assert facts.share(128) == 1.0
-    assert facts.share(256) == 0.0
-    assert sum(count for _, count in facts.mix) == facts.instructions
-    assert facts.loops == ()
+    assert dict(facts.code.opcodes)["LDG.E.128"] == 2
+    assert dict(facts.code.opcodes)["STG.E.128"] == 2
+    assert facts.code.share(128) == 1.0
+    assert facts.code.share(256) == 0.0
+    assert sum(count for _, count in facts.code.mix) == facts.code.instructions
+    assert facts.code.loops == ()
 
 
 def test_setmaxnreg_roles(corpus_sm90: list[Path]) -> None:
@@ -112,8 +115,8 @@ def test_setmaxnreg_roles(corpus_sm90: list[Path]) -> None:
     texts = re.findall(
         r"/\*([0-9a-f]+)\*/\s+USETMAXREG\.(\w+)\S* (?:\w+, )?(0x[0-9a-f]+)", disassemble_cubin(path, "-c")
     )
-    assert facts.register_budgets == tuple((int(pc, 16), kind, int(count, 16)) for pc, kind, count in texts)
-    assert {kind for _, kind, _ in facts.register_budgets} == {"DEALLOC", "TRY_ALLOC"}
+    assert facts.code.register_budgets == tuple((int(pc, 16), kind, int(count, 16)) for pc, kind, count in texts)
+    assert {kind for _, kind, _ in facts.code.register_budgets} == {"DEALLOC", "TRY_ALLOC"}
 
 
 def test_loops_are_those_of_the_listing(corpus_sm90: list[Path]) -> None:
@@ -135,7 +138,7 @@ def test_loops_are_those_of_the_listing(corpus_sm90: list[Path]) -> None:
 
 def test_the_trap_behind_exit_and_blocks_moved_out_of_line_are_no_loops() -> None:
     view = CubinView.of((FIXTURES / "narrow_sm_90.cubin").read_bytes())
-    assert [kernel_facts(view, kernel).loops for kernel in view.kernels] == [()] * 10
+    assert [kernel_facts(view, kernel).code.loops for kernel in view.kernels] == [()] * 10
 
 
 def test_a_hand_made_loop() -> None:
@@ -187,3 +190,12 @@ def test_units() -> None:
     }
     assert {name: unit_of(name) for name in units} == units
     assert access_of("FFMA") is None
+
+
+def test_resources_alone_are_the_same_numbers_and_read_no_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = FIXTURES / "narrow_sm_90.cubin"
+    whole = facts_of(path)
+    monkeypatch.setattr(CubinView, "code", lambda *_: pytest.fail("code was read"))
+    view = CubinView.of(path.read_bytes())
+    for kernel in view.kernels:
+        assert kernel_facts(view, kernel, read_code=False) == replace(whole[kernel.name], code=None)
