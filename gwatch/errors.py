@@ -53,7 +53,16 @@ class ParseError(GWatchError):
 
 
 class EncodeError(GWatchError):
-    """A well-formed line has no exact instruction word (overflow, unknown form, hidden operand)."""
+    """A well-formed line has no exact instruction word (overflow, unknown form, hidden operand).
+
+    ``token`` is the part of the line that is at fault, "" where it is the line as a whole.
+    """
+
+    def __init__(
+        self, code: str, message: str, hint: str = "", candidates: Iterable[str] = (), token: str = ""
+    ) -> None:
+        super().__init__(code, message, hint, candidates)
+        self.token = token
 
 
 class DecodeError(GWatchError):

@@ -1,28 +1,39 @@
-"""From text to a word: find the form, take the bits the compiler uses for it, put the numbers in, decode back.
+"""From text to a word: find the form, take the bits the compiler uses for it, put the numbers in, check by decoding.
 
 Bits that a text does not show come from compiler words of the same shape (form, opcode words, attachments). Where
 compilers write several values for the same shape the line is refused as ambiguous; for a shape no compiler word has,
 the trees are solved and the bits they leave open are taken from similar compiler words, if those agree. Whatever comes
 out is decoded again, and only a word whose text is the text given is returned.
+
+Working a shape out takes milliseconds, so it is kept as a :class:`Recipe`. A line of a known shape is cut by one
+regular expression; its numbers are put into the recipe's words and the pattern of the result is looked up among those
+that are known to read as the shape says (equal patterns differ in their numbers only, :mod:`gwatch.sass.isa.pattern`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import product
 
 from gwatch.errors import EncodeError
 from gwatch.sass.control import CONTROL_MASK
 from gwatch.sass.isa import tree, values
-from gwatch.sass.isa.lex import Cut
-from gwatch.sass.isa.model import GUARD_SHIFT, KEY_BIT, Choice, Form, Key, key_of
-from gwatch.sass.isa.table import Table
+from gwatch.sass.isa.lex import Cut, join
+from gwatch.sass.isa.model import GUARD_SHIFT, KEY_BIT, Choice, Form, Key, Value, key_of
+from gwatch.sass.isa.pattern import PLAIN_MASK, Pattern
+from gwatch.sass.isa.template import Template, Templates
 from gwatch.sass.isa.tree import Node
+from gwatch.sass.isa.values import Field
 
 SOLUTIONS = 64
 _FIXED = 0xFFF | 1 << KEY_BIT | 0xF << GUARD_SHIFT | CONTROL_MASK
 _STEPS = 4000
+_REMEMBERED = 1 << 16
+_CONSTANT = frozenset({"RZ", "URZ", "PT", "UPT"})
+_REGISTERS = frozenset("RUPQBS")
+
+Packer = Callable[[str], "int | None"]
 
 
 @dataclass(slots=True)
@@ -36,44 +47,106 @@ class Plan:
     problem: EncodeError | None = None
 
 
-class Encoder:
-    """Encodes the part of a line between guard and control word; ``zero`` gives RZ, URZ, PT and UPT."""
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A pattern that reads as a recipe's shape says.
 
-    def __init__(self, table: Table, zero: dict[str, int]) -> None:
-        self.table = table
-        self.zero = zero
+    ``groups`` are the register groups that must be aligned: (bits that are 0 if it is, field, its RZ, registers).
+    """
+
+    template: Template
+    groups: tuple[tuple[int, Field, int, int], ...]
+
+
+@dataclass(slots=True)
+class Candidate:
+    """One way to fill a shape's numbers in: ``word`` with constants in place, and per argument what packs it.
+
+    ``shared``: the masks of all arguments' fields and those of the constants, with the bits that they must have, where
+    some of these fields overlap.
+    """
+
+    word: int
+    fields: tuple[Field, ...]
+    packers: tuple[Packer, ...]
+    pattern: Pattern
+    shared: tuple[tuple[int, ...], tuple[tuple[int, int], ...]] | None = None
+    readings: dict[int, Reading | None] = field(default_factory=dict)
+
+    def pack(self, arguments: Sequence[str]) -> int | None:
+        """The word with these numbers, None when one of them does not fit."""
+        word = self.word
+        for packer, argument in zip(self.packers, arguments, strict=True):
+            bits = packer(argument)
+            if bits is None:
+                return None
+            word |= bits
+        if self.shared is not None:
+            masks, constants = self.shared
+            for packer, argument, mask in zip(self.packers, arguments, masks, strict=True):
+                if word & mask != packer(argument):
+                    return None
+            if any(word & mask != bits for mask, bits in constants):
+                return None
+        return word
+
+
+@dataclass(slots=True)
+class Recipe:
+    """All ways to encode one shape with the same constants.
+
+    ``plans[i]`` is (compilers use it, bases); a base is groups of candidates of which the first that reads back counts.
+    ``relative``: the last argument is the distance to a target. ``only`` is the one candidate, where there is but one.
+    """
+
+    cut: Cut
+    plans: list[tuple[bool, list[list[list[Candidate]]]]]
+    relative: bool
+    only: Candidate | None
+
+
+class Encoder:
+    """Encodes the part of a line between guard and control word."""
+
+    def __init__(self, templates: Templates) -> None:
+        self.templates = templates
+        self.table = templates.table
+        self.zero = templates.zero
         self._plans: dict[tuple[tuple[str, ...], str, tuple[str, ...]], list[Plan]] = {}
+        self._recipes: dict[tuple[object, ...], Recipe] = {}
+        self._packers: dict[tuple[str, Field], Packer] = {}
         self._names: dict[tuple[int, int], list[tuple[int, int]]] = {}
         self._modifiers: dict[int, int] = {}
         self._masks: dict[int, list[tuple[int, int]]] = {}
         self._shapes: dict[int, dict[tuple[tuple[str, ...], tuple[str, ...]], list[int]]] = {}
 
-    def encode(self, cut: Cut, body: str) -> int:
-        """The word (guard and control bits 0) whose text is ``body``.
+    def recipe(self, cut: Cut, relative: bool) -> Recipe:
+        """The recipe of the shape of ``cut`` and of its names and zero registers."""
+        constants = tuple(text if is_constant(kind, text) else None for kind, text in cut.values)
+        kinds = tuple(kind for kind, _ in cut.values)
+        at = (cut.opcode, cut.skeleton, cut.attachments, kinds, constants)
+        found = self._recipes.get(at)
+        if found is None:
+            if len(self._recipes) > _REMEMBERED:
+                self._recipes.clear()
+            found = self._recipes[at] = self._recipe(cut, relative)
+        return found
+
+    def encode(self, recipe: Recipe, cut: Cut) -> tuple[int, Reading]:
+        """The word (guard and control bits 0) whose text is that of ``cut``, a line of the recipe's shape.
 
         Raises EncodeError: ``[mnemonic-unknown]``, ``[form-unknown]``, ``[modifier-unknown]``, ``[operand-range]``,
-        ``[register-range]``, ``[nan-payload]``, ``[encode-ambiguous]``, ``[encode-unproved]``.
+        ``[register-range]``, ``[nan-payload]``, ``[operand-hidden]``, ``[encode-ambiguous]``, ``[encode-unproved]``.
         """
-        for kind, text in cut.values:
-            if kind == "F" and text.strip().endswith("NAN"):
-                raise EncodeError("nan-payload", f"{text.strip()} in {body!r} stands for many bit patterns",
-                                  "give the whole word, or another number")
-        problems: list[EncodeError] = []
-        found: dict[int, bool] = {}
-        for plan in self.plans(cut):
-            if found and not plan.compiled:
-                break
-            try:
-                words = self._try(plan, cut, body)
-            except EncodeError as error:
-                problems.append(error)
-                continue
-            for word in words:
-                found[word] = plan.compiled
-        if len(found) > 1 and not any(found.values()):
-            found = self._canonical(cut, found)
+        found = self.words(recipe, arguments_of(cut))
         if len(found) == 1:
-            return next(iter(found))
+            return next(iter(found.items()))
+        body = join(cut)
+        for kind, text in cut.values:
+            if kind == "F" and "NAN" in text and values.nan_bits(text.strip()) is None:
+                name = text.strip()
+                raise EncodeError("nan-payload", f"{name} in {body!r} stands for many bit patterns",
+                                  f"give its bits, like {name}(0x7fffffff)", token=name)
         if found:
             differing = 0
             first, *rest = found
@@ -82,9 +155,248 @@ class Encoder:
             bits = [b for b in range(128) if differing >> b & 1]
             raise EncodeError("encode-ambiguous", f"{body!r} stands for {len(found)} known words",
                               f"they differ in bits {bits} that the text does not show; give the whole word")
-        if problems:
-            raise problems[0]
-        raise self._unknown(cut, body)
+        raise self._problem(cut, body)
+
+    def words(self, recipe: Recipe, arguments: Sequence[str]) -> dict[int, Reading]:
+        """Every word that the shape may stand for with these numbers, with its reading."""
+        if recipe.only is not None:
+            word = recipe.only.pack(arguments)
+            reading = None if word is None else self.reading(recipe, recipe.only, word)
+            return {} if reading is None or word is None else {word: reading}
+        found: dict[int, Reading] = {}
+        certain = False
+        for compiled, bases in recipe.plans:
+            if found and not compiled:
+                break
+            for groups in bases:
+                hit = self._first(recipe, groups, arguments)
+                if hit is not None:
+                    found[hit[0]] = hit[1]
+                    certain = compiled
+        if len(found) > 1 and not certain:
+            return self._canonical(recipe.cut, found)
+        return found
+
+    def _first(self, recipe: Recipe, groups: list[list[Candidate]], arguments: Sequence[str]
+               ) -> tuple[int, Reading] | None:
+        for group in groups:
+            for candidate in group:
+                word = candidate.pack(arguments)
+                if word is not None:
+                    reading = self.reading(recipe, candidate, word)
+                    if reading is not None:
+                        return word, reading
+        return None
+
+    def reading(self, recipe: Recipe, candidate: Candidate, word: int) -> Reading | None:
+        """What ``word`` reads as, None unless it is the recipe's shape with the candidate's fields."""
+        pattern = candidate.pattern.of(word)
+        if pattern in candidate.readings:
+            return candidate.readings[pattern]
+        template = self.templates.at(pattern, word)
+        reading = None
+        if template is not None and self._matches(recipe, candidate, template):
+            reading = Reading(template, tuple(self._groups(template)))
+        if len(candidate.readings) < _REMEMBERED:
+            candidate.readings[pattern] = reading
+        return reading
+
+    @staticmethod
+    def _matches(recipe: Recipe, candidate: Candidate, template: Template) -> bool:
+        cut = recipe.cut
+        if (template.form.skeleton, template.attached) != (cut.skeleton, cut.attachments):
+            return False
+        if tuple(template.opcode.split(".")) != cut.opcode or template.relative != recipe.relative:
+            return False
+        names = [text for (kind, text), value in zip(cut.values, template.form.values, strict=True)
+                 if value.name is not None]
+        shown = [text for text, value in zip(template.filled, template.form.values, strict=True)
+                 if value.name is not None]
+        return names == shown and template.fields == candidate.fields
+
+    def _groups(self, template: Template) -> Iterator[tuple[int, Field, int, int]]:
+        for access in template.accesses:
+            step = 4 if access.count >= 4 else 2 if access.count > 1 else 1
+            place = access.place
+            if step > 1 and place.runs:
+                plain = len(place.runs) == 1 and not place.const and not place.runs[0][2]
+                yield (step - 1) << place.runs[0][0] if plain else place.mask, place, access.zero, access.count
+
+    def _recipe(self, cut: Cut, relative: bool) -> Recipe:
+        plans = []
+        for plan in self.plans(cut):
+            if plan.problem is None:
+                pattern = self.templates.pattern(plan.key.key)
+                assert pattern is not None
+                bases = [self._groups_of(plan, base, cut, pattern) for base in plan.bases]
+                plans.append((plan.compiled, bases))
+        alone = [candidate for _, bases in plans for groups in bases for group in groups for candidate in group]
+        return Recipe(cut, plans, relative, alone[0] if len(alone) == 1 else None)
+
+    def _groups_of(self, plan: Plan, base: int, cut: Cut, pattern: Pattern) -> list[list[Candidate]]:
+        """Candidates with the fields that the starting word itself uses; then those with any others (they hold where
+        a value chooses the field)."""
+        own: list[Sequence[Field]] = []
+        several = False
+        for value in plan.form.values:
+            places: Sequence[Field] = () if value.name is not None else value.fields
+            if len(places) > 1:
+                several = True
+                place = value.field_of(base)
+                places = [place] if place is not None else []
+            own.append(places)
+        groups = [list(self._candidates(plan, base, cut, pattern, own))]
+        if several:
+            every = [() if value.name is not None else value.fields for value in plan.form.values]
+            rest = self._candidates(plan, base, cut, pattern, every)
+            groups.append([one for one, _ in zip(rest, range(SOLUTIONS), strict=False)])
+        return [group for group in groups if group]
+
+    def _candidates(self, plan: Plan, base: int, cut: Cut, pattern: Pattern, places: Sequence[Sequence[Field]]
+                    ) -> Iterator[Candidate]:
+        named = [value for value in plan.form.values if value.name is not None]
+        for chosen in product(*[fields for fields, value in zip(places, plan.form.values, strict=True)
+                                if value.name is None]):
+            for word in self._named(base, named, cut, plan.form):
+                made = self._candidate(word, chosen, cut, plan.form, pattern)
+                if made is not None:
+                    yield made
+
+    def _named(self, base: int, named: list[Value], cut: Cut, form: Form) -> list[int]:
+        """``base`` with the names of ``cut`` put in, in every way the trees allow."""
+        words = [base]
+        if not named:
+            return words
+        for value, (_, text) in zip(form.values, cut.values, strict=True):
+            if value.name is None:
+                continue
+            if text not in value.name.labels:
+                return []
+            ways = self._name_paths(value.name, value.name.labels.index(text))
+            words = [word & ~mask | bits for word in words for mask, bits in ways][:SOLUTIONS]
+        return words
+
+    def _candidate(self, word: int, fields: tuple[Field, ...], cut: Cut, form: Form, pattern: Pattern
+                   ) -> Candidate | None:
+        """The word with all constants put in; None when a constant does not fit."""
+        covered = 0
+        overlap = False
+        for place in fields:
+            overlap = overlap or bool(covered & place.mask)
+            covered |= place.mask
+        word &= PLAIN_MASK & ~covered
+        packers, masks, constants = [], [], []
+        remaining = iter(fields)
+        for value, (kind, text) in zip(form.values, cut.values, strict=True):
+            if value.name is not None:
+                continue
+            place = next(remaining)
+            if is_constant(kind, text):
+                bits = self._constant(place, kind)
+                if bits is None:
+                    return None
+                word |= bits
+                constants.append((place.mask, bits))
+            else:
+                packers.append(self.packer(kind, place))
+                masks.append(place.mask)
+        shared = (tuple(masks), tuple(constants)) if overlap else None
+        return Candidate(word, fields, tuple(packers), pattern, shared)
+
+    def _constant(self, place: Field, kind: str) -> int | None:
+        try:
+            return place.put(self.zero[kind]) if place.kind == kind else None
+        except EncodeError:
+            return None
+
+    def packer(self, kind: str, place: Field) -> Packer:
+        """What turns the text of a number of ``kind`` into the bits of ``place``; None for what is not its spelling."""
+        found = self._packers.get((kind, place))
+        if found is None:
+            found = self._packers[kind, place] = self._make_packer(kind, place)
+        return found
+
+    def _make_packer(self, kind: str, place: Field) -> Packer:
+        if kind == "F" and place.kind in values.FLOATS:
+            return _float_packer(place)
+        if kind != place.kind:
+            return _no_packer
+        if kind in _REGISTERS:
+            limit = min(self.zero.get(kind, 1 << place.top), 1 << place.top)
+            known: dict[str, int] = {}
+            for number in range(limit):
+                try:
+                    known[str(number)] = place.put(number)
+                except EncodeError:
+                    continue
+            return known.get
+        return _set_packer(place) if kind == "M" else _integer_packer(place)
+
+    def _problem(self, cut: Cut, body: str) -> EncodeError:
+        """Why no word reads as ``cut``: the first thing that does not fit, or the nearest that there is."""
+        problems: list[EncodeError] = []
+        for plan in self.plans(cut):
+            problem = plan.problem or self._misfit(plan, cut)
+            if problem is not None:
+                problems.append(problem)
+                continue
+            others = []
+            for base in plan.bases:
+                for word in self._closest(plan, base, cut):
+                    text = plan.key.body(word, self.zero)
+                    if text is not None and text != body:
+                        others.append(text)
+            nearest = f"nearest: {others[0]}" if others else "the tables do not cover this combination of operands"
+            problems.append(EncodeError("encode-unproved", f"no word reads back as {body!r}", nearest))
+        return problems[0] if problems else self._unknown(cut, body)
+
+    def _closest(self, plan: Plan, base: int, cut: Cut) -> Iterator[int]:
+        """``base`` with whatever of the numbers of ``cut`` fits."""
+        for value, (kind, text) in zip(plan.form.values, cut.values, strict=True):
+            place = value.field_of(base) if value.name is None else None
+            if place is not None:
+                try:
+                    number = self._number(kind, place.kind, text)
+                    base = base & ~place.mask | place.put(number)
+                except EncodeError:
+                    continue
+        yield base
+
+    def _misfit(self, plan: Plan, cut: Cut) -> EncodeError | None:
+        """The first value that no field of the form holds."""
+        opcode = ".".join(cut.opcode)
+        for value, (kind, text) in zip(plan.form.values, cut.values, strict=True):
+            if value.name is not None:
+                if text not in value.name.labels:
+                    near = _nearest(text, value.name.labels)
+                    return EncodeError("name-unknown", f"{text!r} is not known to {opcode}", f"nearest: {near}",
+                                       value.name.labels[:12], text)
+                continue
+            problem: EncodeError | None = None
+            for place in value.fields:
+                try:
+                    place.put(self._number(kind, place.kind, text))
+                    break
+                except EncodeError as error:
+                    problem = EncodeError(error.code, f"{text.strip()} in {opcode}: {error.message}", error.hint,
+                                          token=text.strip())
+            else:
+                return problem or EncodeError("operand-range", f"{text} does not fit {opcode}", token=text)
+        return None
+
+    def _name_paths(self, name: Choice, label: int) -> list[tuple[int, int]]:
+        ways = self._names.get((id(name), label))
+        if ways is None:
+            ways = self._names[id(name), label] = list(tree.paths(name.node, label))
+        return ways
+
+    def _number(self, kind: str, place: str, text: str) -> int:
+        if kind == "F":
+            bits = values.float_bits(text, place) if place in values.FLOATS else None
+            if bits is None:
+                raise EncodeError("operand-range", f"{text.strip()} is not exactly a {place} number")
+            return bits
+        return values.parse_number(kind, text, self.zero)
 
     def plans(self, cut: Cut) -> list[Plan]:
         """All ways to encode the shape of ``cut``, those that compilers use first."""
@@ -143,7 +455,7 @@ class Encoder:
             self._shapes[id(form)] = known
         return known
 
-    def _canonical(self, cut: Cut, found: dict[int, bool]) -> dict[int, bool]:
+    def _canonical(self, cut: Cut, found: dict[int, Reading]) -> dict[int, Reading]:
         """Of several words for a text that no compiler word has, those whose differing bits are the compilers'.
 
         Only bits that have one value in all compiler words of the form (with these modifiers, else in general) decide.
@@ -163,81 +475,6 @@ class Encoder:
                 value = values.pop()
                 return {w: f for w, f in found.items() if w & differing == value} or found
         return found
-
-    def _try(self, plan: Plan, cut: Cut, body: str) -> list[int]:
-        if plan.problem is not None:
-            raise plan.problem
-        words: list[int] = []
-        last: EncodeError | None = None
-        others: list[str] = []
-        for base in plan.bases:
-            # The fields that the starting word itself uses come first; others hold where a value chooses the field.
-            for own in (True, False):
-                try:
-                    texts = [(w, plan.key.body(w, self.zero)) for w in self._filled(plan, base, cut, own)]
-                except EncodeError as error:
-                    last = error
-                    continue
-                good = [w for w, text in texts if text == body]
-                others += [text for _, text in texts if text is not None and text != body]
-                words += good[:1]
-                if good:
-                    break
-        if not words:
-            nearest = f"nearest: {others[0]}" if others else "the tables do not cover this combination of operands"
-            raise last or EncodeError("encode-unproved", f"no word reads back as {body!r}", nearest)
-        return sorted(set(words))
-
-    def _filled(self, plan: Plan, base: int, cut: Cut, own: bool) -> Iterator[int]:
-        """``base`` with the values of ``cut`` put in, in every way that fits."""
-        words = [base]
-        problem: EncodeError | None = None
-        for value, (kind, text) in zip(plan.form.values, cut.values, strict=True):
-            following: list[int] = []
-            if value.name is not None:
-                if text not in value.name.labels:
-                    raise EncodeError("name-unknown", f"{text!r} is not known here",
-                                      "known: " + " ".join(value.name.labels[:12]))
-                label = value.name.labels.index(text)
-                for word in words:
-                    for mask, bits in self._name_paths(value.name, label):
-                        following.append(word & ~mask | bits)
-                        if len(following) >= SOLUTIONS:
-                            break
-            else:
-                places = value.fields
-                if own and len(places) > 1:
-                    place = value.field_of(base)
-                    places = [place] if place is not None else []
-                for place in places:
-                    try:
-                        number = self._number(kind, place.kind, text)
-                        if number is None:
-                            continue
-                        bits = place.put(number)
-                    except EncodeError as error:
-                        problem = EncodeError(error.code, f"{text} in {plan.key.opcode_text(base)}: {error.message}",
-                                              error.hint)
-                        continue
-                    following += [word & ~place.mask | bits for word in words]
-            if not following:
-                raise problem or EncodeError("operand-range", f"{text} does not fit {plan.key.opcode_text(base)}")
-            words = following[:SOLUTIONS]
-        yield from words
-
-    def _name_paths(self, name: Choice, label: int) -> list[tuple[int, int]]:
-        ways = self._names.get((id(name), label))
-        if ways is None:
-            ways = self._names[id(name), label] = list(tree.paths(name.node, label))
-        return ways
-
-    def _number(self, kind: str, place: str, text: str) -> int | None:
-        if kind == "F":
-            bits = values.float_bits(text, place)
-            if bits is None:
-                raise EncodeError("operand-range", f"{text.strip()} is not exactly a {place} number")
-            return bits
-        return values.parse_number(kind, text, self.zero)
 
     def _solve(self, key: Key, form: Form, cut: Cut) -> list[int]:
         """Starting words for a shape that no compiler word has.
@@ -375,6 +612,80 @@ class Encoder:
                                f"nearest form: {_nearest(cut.skeleton, skeletons)}")
         return EncodeError("form-unknown", f"{mnemonic} has no form with these modifiers and operand marks: {body!r}",
                            "known opcode words: " + " ".join(sorted(words))[:200])
+
+
+def is_constant(kind: str, text: str) -> bool:
+    """Whether a value belongs to the shape: a name, RZ, URZ, PT or UPT."""
+    return kind == "N" or text in _CONSTANT
+
+
+def arguments_of(cut: Cut) -> list[str]:
+    """The numbers of a line as packers take them: registers by their index, everything else as written."""
+    return [text.lstrip("URPBS") if kind in _REGISTERS else text.strip()
+            for kind, text in cut.values if not is_constant(kind, text)]
+
+
+def _no_packer(text: str) -> int | None:
+    return None
+
+
+def _integer_packer(place: Field) -> Packer:
+    put = place.put
+    if len(place.runs) != 1 or place.const:
+
+        def general(text: str) -> int | None:
+            try:
+                number = int(text, 16)
+                return put(number) if hex(number) == text else None
+            except (EncodeError, ValueError):
+                return None
+
+        return general
+    low, width, shift = place.runs[0]
+    ones, step = (1 << width) - 1, (1 << shift) - 1
+    least = -(1 << place.top - 1) if place.signed else 0
+    most = (1 << place.top - 1) - 1 if place.signed else (1 << place.top) - 1
+
+    def pack(text: str) -> int | None:
+        try:
+            number = int(text, 16)
+        except ValueError:
+            return None
+        if not least <= number <= most or number & step or hex(number) != text:
+            return None
+        return (number >> shift & ones) << low
+
+    return pack
+
+
+def _set_packer(place: Field) -> Packer:
+
+    def pack(text: str) -> int | None:
+        try:
+            number = values.parse_number("M", text, {})
+            return place.put(number) if values.set_text(number) == text else None
+        except (EncodeError, ValueError):
+            return None
+
+    return pack
+
+
+def _float_packer(place: Field) -> Packer:
+    known: dict[str, int | None] = {}
+
+    def pack(text: str) -> int | None:
+        if text not in known:
+            if len(known) > _REMEMBERED:
+                known.clear()
+            try:
+                bits = values.float_bits(text, place.kind)
+                same = bits is not None and values.float_text(bits, place.kind, True).strip() == text
+                known[text] = place.put(bits) if bits is not None and same else None
+            except (EncodeError, ValueError):
+                known[text] = None
+        return known[text]
+
+    return pack
 
 
 def _assign(choices: list[Choice], opcode: tuple[str, ...]) -> list[int] | None:

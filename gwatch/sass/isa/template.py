@@ -111,6 +111,19 @@ class Template:
         """The pc-relative distance in bytes from the next instruction, None where there is none."""
         return self.fields[-1].get(word) if self.relative else None
 
+    def reuse_bits(self, positions: tuple[int, ...]) -> int | None:
+        """The operand-cache bits that mark the values at ``positions``; None where one of them cannot be cached."""
+        fields = iter(self.fields)
+        places = [next(fields) if text == _HOLE else None for text in self.filled]
+        bits = 0
+        for position in positions:
+            place = places[position]
+            low = place.runs[0][0] if place is not None and place.kind == "R" and place.runs else -1
+            if low < 0 or low not in self.form.reuse:
+                return None
+            bits |= 1 << self.form.reuse.index(low)
+        return bits
+
     def effects(self, word: int) -> Effects:
         """Reads and writes of ``word``, its guard aside."""
         reads: list[RegUse] = []
