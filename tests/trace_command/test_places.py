@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,10 @@ from ringsim import Clocks, Writer, site, site_map
 from gwatch.cuda.binary.cubin import Cubin
 from gwatch.cuda.binary.kernel import KernelDef
 from gwatch.cuda.program.hang import hang_lines, last_seen
+from gwatch.cuda.program.loops import loops_of, spins_of, wait_end
 from gwatch.cuda.program.options import ProgramOptions
 from gwatch.cuda.program.places import LIFETIME, merge_exits, places_of
-from gwatch.cuda.program.roles import Role, automatic, kind_of, loops_of, roles_of
+from gwatch.cuda.program.roles import Role, automatic, kind_of, roles_of
 from gwatch.cuda.program.start import ImportWatch, Process
 from gwatch.cuda.program.stopwatch import Stopwatch
 from gwatch.cuda.xtrace.records import RECORD_DTYPE
@@ -28,8 +30,10 @@ from gwatch.errors import SiteError
 from gwatch.rewrite.ring import RecordKind, RingFormat, RingLayout
 from gwatch.rewrite.trace import plan_trace
 
+PROGRAM = Path(__file__).resolve().parents[1] / "gpu/programs/deadlock.py"
 MATMUL = Path(__file__).resolve().parents[2] / "examples/cuda/trace/matmul_sm90.cubin"
 PIPELINE = Path(__file__).resolve().parent / "pipeline.cubin"
+DEADLOCK = PIPELINE.with_name("deadlock.cubin")  # of tests/gpu/programs/deadlock.py, nvcc 13.0 -arch=sm_90a -lineinfo
 
 
 def kernel_of(path: Path, name: str) -> KernelDef:
@@ -176,6 +180,75 @@ def test_a_hanging_ring_says_where_each_warp_was_last() -> None:
     assert "TMA producer: 2 warps last seen at site 1 (instruction 10: NOP)" in text
     assert "1 warps last seen at site 0" in text and "visit 3 of it" in text
     assert "1 warps last seen at the entry" in text and "2 of 6 warps have not started" in text
+
+
+@pytest.fixture(scope="module")
+def deadlock() -> KernelDef:
+    return kernel_of(DEADLOCK, "pipeline")
+
+
+def at(kernel: KernelDef, pattern: str) -> list[int]:
+    return [index for index, text in enumerate(kernel.texts) if pattern in text]
+
+
+def test_a_wait_on_an_mbarrier_ends_where_its_answer_is_known(deadlock: KernelDef) -> None:
+    assert deadlock.cfg is not None or deadlock.parse_cfg() is None
+    graph = deadlock.cfg.graph
+    consumer, producer, *spun = at(deadlock, ".TRYWAIT")
+    # The branch on the answer comes four instructions later, what is behind it is behind the wait.
+    assert wait_end(deadlock.texts, graph, consumer) == (consumer + 5, spun[0] - 1)
+    assert wait_end(deadlock.texts, graph, producer) == (producer + 2, spun[1] - 1)
+    assert spins_of(deadlock.texts, graph) == {
+        spun[0]: (spun[0] - 1, spun[0] + 2),
+        spun[1]: (spun[1] - 1, spun[1] + 2),
+    }
+    places = automatic(deadlock)
+    labels = {site.label: site.insert_index for site in places.sites}
+    assert labels["mbarrier wait 0"] == consumer and labels["after mbarrier wait 0"] == consumer + 5
+    assert labels["mbarrier wait 1"] == producer and "mbarrier wait 2" not in labels
+    assert {(role, label) for label, role in places.roles} >= {
+        ("consumer", "mbarrier wait 0"),
+        ("TMA producer", "mbarrier wait 1"),
+        ("consumer", "consumer loop 0"),
+        ("TMA producer", "TMA producer loop 1"),
+    }
+    assert sum("loop head" in str(label) for label in labels) == 2, "the spins and the compiler's own loop are none"
+
+
+def test_only_branches_back_over_their_head_make_loops(deadlock: KernelDef) -> None:
+    assert deadlock.cfg is not None
+    loops = loops_of(deadlock.cfg.graph)
+    spun = at(deadlock, ".TRYWAIT")[2:]
+    joins = [index for index, text in enumerate(deadlock.texts) if text.startswith("BRA ")][:2]
+    assert {(index - 1, index + 1) for index in spun} <= set(loops)
+    assert not [back for _, back in loops if back in joins], "a way back from far-off code closes no loop"
+
+
+def test_a_planted_deadlock_names_role_barrier_iteration_and_the_line_that_waits(deadlock: KernelDef) -> None:
+    source = re.search(r'SOURCE = r"""(.*?)"""', PROGRAM.read_text(), re.DOTALL)
+    assert source is not None
+    lines = list(enumerate(source[1].splitlines(), 1))
+    waits = {word: next(n for n, text in lines if f"// {word}" in text) for word in ("PRODUCER", "CONSUMER")}
+    places = automatic(deadlock)
+    planned = plan_trace(Cubin.from_file(DEADLOCK), "pipeline", places.sites, clock="anchor", depth=64)
+    labels = {str(item.label): item.site_id for item in planned.site_map.sites}
+    layout = RingLayout(planned.site_map.format, (1, 1, 1), (128, 1, 1), 1)
+    writer = Writer(layout, planned.site_map, Clocks())
+    writer.enter(0, 0, sm=0, t=100.0)
+    for turn in range(4):
+        for warp in range(1, 4):
+            writer.visit(warp, [0], labels["mbarrier wait 0"], 300.0 + 100 * turn)
+            writer.visit(warp, [0], labels["after mbarrier wait 0"], 350.0 + 100 * turn)
+        writer.visit(0, [0], labels["mbarrier wait 1"], 310.0 + 100 * turn)
+    for warp in (1, 2):
+        writer.visit(warp, [0], labels["mbarrier wait 0"], 900.0)
+    writer.visit(3, [0], next(item.site_id for item in planned.site_map.sites if item.label == "exit"), 900.0)
+    seen = last_seen(np.frombuffer(bytes(writer.data), np.uint8), layout)
+    text = "\n".join(hang_lines(seen, layout, planned.site_map, roles_of(deadlock), deadlock))
+    for role, count, number, word in (("TMA producer", 1, 1, "PRODUCER"), ("consumer", 2, 0, "CONSUMER")):
+        place = rf"mbarrier wait {number} \(.*TRYWAIT.*pipeline\.cu:{waits[word]}, inlined"
+        assert re.search(rf"{role}: {count} warps last seen at {place}", text), text
+    assert "visit 5 of it" in text and "consumer: 1 warps last seen at exit" in text
 
 
 def test_the_import_watch_tells_once_and_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from gwatch.cuda.binary.instruction import INSTRUCTION_SIZE
 from gwatch.cuda.program.roles import Role
 from gwatch.rewrite.ring import CANARY, HEADER_DTYPE, LANES, RingLayout
 from gwatch.rewrite.sitemap import MappedSite, SiteMap
+
+if TYPE_CHECKING:
+    from gwatch.cuda.binary.kernel import KernelDef
 
 _SHOWN_WARPS = 6
 
@@ -58,8 +62,14 @@ def last_seen(data: npt.NDArray[np.uint8], layout: RingLayout) -> list[LastSeen]
     return found
 
 
-def hang_lines(seen: list[LastSeen], layout: RingLayout, site_map: SiteMap, roles: list[Role]) -> list[str]:
-    """The report: warps grouped by role and last site, the largest group last seen waiting first."""
+def hang_lines(
+    seen: list[LastSeen],
+    layout: RingLayout,
+    site_map: SiteMap,
+    roles: list[Role],
+    kernel: KernelDef | None = None,
+) -> list[str]:
+    """The report: warps grouped by role and last site. ``kernel`` tells where inlined code was called from."""
     by_site = {site.site_id: site for site in site_map.sites}
     role_of = _roles(seen, by_site, roles)
     groups: dict[tuple[str, int], list[LastSeen]] = defaultdict(list)
@@ -68,7 +78,7 @@ def hang_lines(seen: list[LastSeen], layout: RingLayout, site_map: SiteMap, role
     lines = []
     for (role, number), members in sorted(groups.items(), key=lambda entry: (entry[0][0], -len(entry[1]))):
         site = by_site.get(number)
-        lines.append(f"{role + ': ' if role else ''}{len(members)} warps last seen {_place(site)}")
+        lines.append(f"{role + ': ' if role else ''}{len(members)} warps last seen {_place(site, kernel)}")
         visits = sorted({item.visits for item in members})
         shown = ", ".join(f"CTA {item.cta} warp {item.warp}" for item in members[:_SHOWN_WARPS])
         more = f" and {len(members) - _SHOWN_WARPS} more" if len(members) > _SHOWN_WARPS else ""
@@ -80,10 +90,13 @@ def hang_lines(seen: list[LastSeen], layout: RingLayout, site_map: SiteMap, role
     return lines
 
 
-def _place(site: MappedSite | None) -> str:
+def _place(site: MappedSite | None, kernel: KernelDef | None) -> str:
     if site is None:
         return "at the entry, before any site"
     where = f", {site.file}:{site.line}" if site.file is not None else ""
+    calls = () if kernel is None else kernel.inlined_at.get(site.index * INSTRUCTION_SIZE, ())
+    if calls:  # the line of the source that asked for it, which tells two waits apart that share a helper
+        where = f", {calls[-1].file}:{calls[-1].line}, inlined from {site.file}:{site.line}"
     name, text = site.label or f"site {site.site_id}", site.instruction.rstrip(" ;")
     return f"at {name} (instruction {site.index}: {text}{where})"
 

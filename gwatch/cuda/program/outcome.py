@@ -125,7 +125,7 @@ def _warps(session: ProgramSession, traced: Traced) -> list[str]:
     with session.driver.inside(slot.context):
         data = slot.ring.read(session.side_stream(slot.context))
     layout, kernel = slot.ring.layout, traced.prepared.target.kernel
-    return hang_lines(last_seen(data, layout), layout, planned.site_map, roles_of(kernel))
+    return hang_lines(last_seen(data, layout), layout, planned.site_map, roles_of(kernel), kernel)
 
 
 def _facts(

@@ -10,10 +10,11 @@ named after what happens there.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from gwatch.cuda.program.loops import loops_of, spins_of, wait_end
 from gwatch.cuda.program.places import Places, exit_indices, graph_of
 from gwatch.errors import SiteError
 from gwatch.rewrite.trace import SassTraceSite
@@ -63,18 +64,6 @@ def kind_of(opcode: str) -> str | None:
     return "MMA" if base in _MMA else None
 
 
-def loops_of(graph: Cfg) -> list[tuple[int, int]]:
-    """(head, index of the branch back) of the loops that close with a backward branch, by head."""
-    from gwatch.sass.cfg import Flow
-
-    found: dict[int, int] = {}
-    for index, kind in enumerate(graph.flow.kind.tolist()):
-        target = int(graph.flow.target[index])
-        if kind == int(Flow.BRANCH) and 0 <= target < index and graph.reachable([target])[index]:
-            found[target] = max(found.get(target, 0), index)
-    return sorted(found.items())
-
-
 def roles_of(kernel: KernelDef) -> list[Role]:
     """The warp roles of a kernel, [] where all warps run the same code."""
     opcodes, graph = opcodes_of(kernel), graph_of(kernel)
@@ -86,6 +75,8 @@ def roles_of(kernel: KernelDef) -> list[Role]:
     if len(bodies) < 2:
         bodies = _branch_sides(opcodes, graph)
     kinds = {start: _role_kind(opcodes[index] for index in body) for start, body in bodies.items()}
+    if any(kind.endswith("producer") for kind in kinds.values()):
+        kinds = {start: "consumer" if kind == "waiting warps" else kind for start, kind in kinds.items()}
     roles, numbers = [], dict.fromkeys(kinds.values(), 0)
     for start, body in sorted(bodies.items()):
         kind = kinds[start]
@@ -156,8 +147,9 @@ def automatic(kernel: KernelDef) -> Places:
     Raises SiteError ``[auto-nothing]`` and ``[auto-too-many]``.
     """
     opcodes, graph = opcodes_of(kernel), graph_of(kernel)
-    loops, roles = loops_of(graph), roles_of(kernel)
-    marks = _marks(opcodes, loops)
+    spins = spins_of(kernel.texts, graph)
+    loops, roles = _telling_loops(opcodes, graph, spins), roles_of(kernel)
+    marks = {index: kind for index, kind in _marks(opcodes, loops).items() if index not in spins}
     if not marks:
         raise SiteError(
             "auto-nothing",
@@ -186,12 +178,10 @@ def automatic(kernel: KernelDef) -> Places:
                 owners[label] = owner
     for index, kind in marks.items():
         if kind in ("barrier", "mbarrier wait", "MMA wait", "cluster wait") and index + 1 < len(opcodes):
-            after = index + 1
-            if (
-                after not in site_at
-                and len(sites) + len(ends) < MOST_SITES
-                and graph.successors(index) == [after]
-            ):
+            after = _after(kernel, graph, index, kind)
+            if after is None:
+                continue
+            if after not in site_at and len(sites) + len(ends) < MOST_SITES:
                 site_at[after] = len(sites)
                 sites.append(
                     SassTraceSite(after, warp_level=True, label=f"after {sites[site_at[index]].label}")
@@ -204,6 +194,33 @@ def automatic(kernel: KernelDef) -> Places:
                     owners[label] = owner
     sites += [SassTraceSite(index, warp_level=True, label="exit") for index in ends]
     return Places(tuple(sites), tuple(regions), tuple(owners.items()))
+
+
+def _telling_loops(
+    opcodes: list[str], graph: Cfg, spins: Mapping[int, tuple[int, int]]
+) -> list[tuple[int, int]]:
+    """Loops of the source: not those that spin on an mbarrier, nor the compiler's own, which run the lanes of a warp
+    one after another through an instruction with uniform operands."""
+    return [
+        (head, back)
+        for head, back in loops_of(graph)
+        if ".U.ANY" not in opcodes[back]
+        and not any(start <= head and back < end for start, end in _spun(spins))
+    ]
+
+
+def _spun(spins: Mapping[int, tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Spans of the code that spins; the way back to where the wait ends belongs to it."""
+    for index, (start, end) in spins.items():
+        yield min(start, index), max(end, index) + 1
+
+
+def _after(kernel: KernelDef, graph: Cfg, index: int, kind: str) -> int | None:
+    """First instruction after what is waited for at ``index``."""
+    if kind == "mbarrier wait":
+        found = wait_end(kernel.texts, graph, index)
+        return None if found is None or found[0] >= len(kernel.texts) else found[0]
+    return index + 1 if graph.successors(index) == [index + 1] else None
 
 
 def _marks(opcodes: list[str], loops: list[tuple[int, int]]) -> dict[int, str]:
