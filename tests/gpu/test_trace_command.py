@@ -3,56 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
 import sys
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
-
-from gwatch.common.format import File
-from gwatch.cuda.driver import Driver
-
-PROGRAMS = Path(__file__).resolve().parent / "programs"
-ROOT = PROGRAMS.parents[2]
-
-
-@dataclass
-class Ran:
-    code: int
-    out: str
-    err: str
-    folder: Path
-
-    @property
-    def digests(self) -> list[str]:
-        return sorted(line for line in self.out.splitlines() if line.startswith("digest"))
-
-    def runs(self, name: str = "trace.gwatch") -> list[Any]:
-        return File.load(self.folder / name).traces[0].runs
-
-
-@pytest.fixture
-def program(gpu: Driver, tmp_path: Path) -> Any:
-    """Runs a program, traced when options are given (even an empty list)."""
-
-    def run(
-        name: str, *arguments: str, trace: list[str] | None = None, command: list[str] | None = None
-    ) -> Ran:
-        target = [*(command or [sys.executable]), str(PROGRAMS / name), *arguments]
-        if trace is not None:
-            target = [sys.executable, "-m", "gwatch", "trace", *trace, "--", *target]
-        path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
-        environment = {**os.environ, "PYTHONPATH": path, "TRITON_CACHE_DIR": str(tmp_path / "triton")}
-        done = subprocess.run(
-            target, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False
-        )
-        return Ran(done.returncode, done.stdout, done.stderr, tmp_path)
-
-    return run
 
 
 def needs(*packages: str) -> None:

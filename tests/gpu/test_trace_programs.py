@@ -1,0 +1,214 @@
+"""``gwatch trace`` on more kinds of programs: numba, CuTeDSL, packaged models, clusters, two GPUs; ends, profilers,
+autotuners; a cause for every empty trace; a deadlock explained."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_trace_command import needs
+
+from gwatch.common.format import File
+from gwatch.cuda.driver import Driver
+
+PROGRAMS = Path(__file__).resolve().parent / "programs"
+
+
+def test_verified_launches_are_timed_too(program: Any) -> None:
+    needs("torch")
+    traced = program("softmax.py", trace=["--kernel", "softmax", "--verify"])
+    assert traced.code == 0 and "outputs     identical" in traced.out, traced.err
+    (run,) = traced.runs()
+    assert run.evidence["slowdown"]["passes"] == 5 and 0.5 < run.evidence["slowdown"]["median"] < 5
+    assert "not measured" not in traced.out and re.search(r"slowdown    \d\.\d{3} \(", traced.out)
+    assert "slowdown not measured" not in run.verdict.as_dict()["line"]
+
+
+def test_a_compiled_transformer_block_forward_and_backward(program: Any) -> None:
+    needs("torch", "triton")
+    plain = program("compiled.py")
+    listed = program("compiled.py", trace=["--list"])
+    assert listed.code == 0 and listed.digests == plain.digests, listed.err
+    assert "torch.compile" in listed.out and "[internal]" not in listed.out
+    traced = program("compiled.py", trace=["--kernel", "triton_", "--all-kernels", "--verify"])
+    assert traced.code == 0 and traced.digests == plain.digests, traced.err
+    kernels = {run.kernel for run in traced.runs()}
+    assert len(kernels) >= 4, kernels
+    assert any("backward" in name for name in kernels), kernels
+    assert all(run.evidence["outputs"] in ("identical", "nondeterministic") for run in traced.runs())
+
+
+def test_an_autotuner_takes_the_same_configuration(program: Any) -> None:
+    needs("torch", "triton")
+    plain = program("choice.py")
+    traced = program("choice.py", trace=["--kernel", "^product$"])
+    assert traced.code == 0 and traced.digests == plain.digests and "M: 128" in traced.digests[0], traced.err
+    assert "launch      2 of 4" in traced.out and "launches made by autotuners" in traced.out
+
+
+def test_attention_in_triton(program: Any) -> None:
+    needs("torch", "triton")
+    plain = program("attention.py")
+    traced = program("attention.py", trace=["--kernel", "^attention$", "--auto", "--verify"])
+    assert traced.code == 0 and traced.digests == plain.digests and "True" in traced.digests[0], traced.err
+    assert "outputs     identical" in traced.out and len(traced.runs()[0].intervals) > 1000
+
+
+def test_numba(program: Any) -> None:
+    needs("numba.cuda")
+    plain = program("numba_program.py")
+    listed = program("numba_program.py", trace=["--list"])
+    assert plain.code == 0 and listed.digests == plain.digests and re.search(r"numba +yes", listed.out), listed.err
+    traced = program("numba_program.py", trace=["--kernel", "saxpy", "--verify"])
+    assert traced.code == 0 and traced.digests == plain.digests, traced.err
+    assert "outputs     identical" in traced.out and len(traced.runs()[0].intervals) == 20 * 8
+
+
+def test_cutedsl(program: Any) -> None:
+    needs("torch", "cutlass")
+    plain = program("cutedsl.py")
+    listed = program("cutedsl.py", trace=["--list"])
+    assert plain.code == 0 and listed.digests == plain.digests and re.search(r"CuTeDSL +yes", listed.out), listed.err
+    traced = program("cutedsl.py", trace=["--kernel", "scale_kernel", "--verify"])
+    assert traced.code == 0 and traced.digests == plain.digests, traced.err
+    assert "outputs     identical" in traced.out and len(traced.runs()[0].intervals) == 32 * 4
+
+
+def test_a_packaged_model(program: Any, tmp_path: Path) -> None:
+    needs("torch", "triton")
+    if shutil.which("g++") is None and shutil.which("c++") is None:
+        pytest.fail("packaging a model needs a C++ compiler")
+    package = str(tmp_path / "model.pt2")
+    made = program("runner.py", "make", package)
+    assert made.code == 0, made.err[-2000:]
+    plain = program("runner.py", "run", package)
+    listed = program("runner.py", "run", package, trace=["--list"])
+    assert listed.digests == plain.digests and "triton_" in listed.out, listed.err
+    traced = program("runner.py", "run", package, trace=["--kernel", "triton_", "--all-kernels", "--verify"])
+    assert traced.code == 0 and traced.digests == plain.digests, traced.err
+    assert traced.runs() and all(run.evidence["outputs"] == "identical" for run in traced.runs())
+
+
+def test_clusters(program: Any) -> None:
+    needs("torch", "cuda.bindings")
+    plain = program("clusters.py")
+    assert plain.code == 0 and "True" in plain.digests[0], plain.err
+    traced = program("clusters.py", trace=["--kernel", "neighbours", "--auto", "--verify"])
+    assert traced.code == 0 and traced.digests == plain.digests, traced.err
+    (run,) = traced.runs()
+    assert run.launch["cluster"] == [4, 1, 1] and run.evidence["outputs"] == "identical"
+    waits = [site for site in run.sites if "cluster wait" in str(site["label"])]
+    assert waits and len(run.trace) > 64 * 4 * 4
+
+
+def test_cooperative_launches(program: Any) -> None:
+    needs("torch", "cuda.bindings")
+    plain = program("clusters.py")
+    traced = program("clusters.py", trace=["--kernel", "grid_sum"])
+    assert traced.code == 0 and traced.digests == plain.digests, traced.err
+    (run,) = traced.runs()
+    assert "Cooperative" in run.launch["api"] and len(run.intervals) == 64 * 4
+
+
+def test_a_profiler_beside_the_trace_is_named(program: Any, record_property: Any) -> None:
+    needs("torch")
+    plain = program("profiled.py")
+    traced = program("profiled.py", trace=["--kernel", "softmax"])
+    assert traced.code == 0 and traced.digests == plain.digests, traced.err
+    assert "[profiler-active]" in traced.err and len(traced.runs()[0].trace) == 2 * 512
+    counts = [line.split()[1] for ran in (plain, traced) for line in ran.out.splitlines() if line.startswith("seen")]
+    record_property("seen by torch.profiler alone, beside gwatch", counts)
+
+
+@pytest.mark.parametrize("end", ["exit", "TERM", "HUP"])
+def test_ends_that_run_no_atexit_keep_the_records(program: Any, end: str) -> None:
+    needs("torch")
+    traced = program("endings.py", end, trace=["--kernel", "softmax"])
+    assert traced.code == {"exit": 0, "TERM": 128 + 15, "HUP": 128 + 1}[end] and traced.digests, traced.err
+    assert len(traced.runs()[0].trace) == 2 * 512
+
+
+def test_a_killed_process_is_named(program: Any) -> None:
+    needs("torch")
+    traced = program("endings.py", "KILL", trace=["--kernel", "softmax"])
+    assert traced.code == 128 + 9 and "[process-killed]" in traced.err and "by SIGKILL" in traced.err
+    assert not (traced.folder / "trace.gwatch").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "code"),
+    [
+        ("softmax.py", ["--kernel", "no_such"], "kernel-not-launched"),
+        ("softmax.py", ["--kernel", "softmax", "--cta", "9999,0,0"], "cta-outside"),
+        ("softmax.py", ["--kernel", "softmax", "--launch", "99"], "launch-not-reached"),
+        ("softmax.py", ["--kernel", "softmax", "--site", "99999"], "site-range"),
+        ("crash.py", ["--kernel", "wild"], "kernel-crashed"),
+    ],
+)
+def test_causes_of_an_empty_trace(program: Any, name: str, options: list[str], code: str) -> None:
+    needs("torch", "cupy")
+    traced = program(name, trace=options)
+    assert traced.code in (1, 3) and f"[{code}]" in traced.err, traced.err
+    assert not (traced.folder / "trace.gwatch").exists()
+
+
+def test_only_an_autotuners_launches_is_a_cause(program: Any) -> None:
+    needs("torch", "triton")
+    traced = program("tuning_only.py", trace=["--kernel", "^product$"])
+    assert traced.code == 3 and "[only-autotuning]" in traced.err, traced.err
+
+
+def test_a_kernel_loaded_before_the_hooks_is_a_cause(program: Any, tmp_path: Path) -> None:
+    needs("torch")
+    cubin = tmp_path / "early.cubin"
+    source = tmp_path / "early.cu"
+    source.write_text('extern "C" __global__ void early(int* out) { out[threadIdx.x] = threadIdx.x; }')
+    subprocess.run(["nvcc", "-cubin", "-arch=sm_90", "-o", cubin, source], check=True)
+    plain = program("early.py", str(cubin), "early")
+    traced = program("early.py", str(cubin), "early", trace=["--kernel", "early"])
+    assert traced.digests == plain.digests
+    assert traced.code == 3 and "[image-not-found]" in traced.err, (traced.out, traced.err)
+
+
+def test_dropped_records_are_counted(program: Any) -> None:
+    needs("torch", "triton")
+    traced = program("attention.py", trace=["--kernel", "^attention$", "--auto", "--depth", "2"])
+    assert traced.code == 0 and re.search(r"records     \d+, [1-9]\d* dropped", traced.out), traced.out
+    assert "[dropped]" in traced.out
+    assert traced.runs()[0].verdict.trustworthy == "no"
+
+
+def test_a_deadlock_is_explained(program: Any) -> None:
+    needs("torch", "cuda.bindings")
+    text = (PROGRAMS / "deadlock.py").read_text()
+    source = re.search(r'SOURCE = r"""(.*?)"""', text, re.DOTALL)
+    assert source is not None
+    lines = list(enumerate(source[1].splitlines(), 1))
+    waits = {word: next(n for n, line in lines if f"// {word}" in line) for word in ("PRODUCER", "CONSUMER")}
+    traced = program("deadlock.py", trace=["--kernel", "pipeline", "--timeout", "3"])
+    assert traced.code == 1 and "[hang] launch 0 of pipeline" in traced.out, (traced.out, traced.err)
+    producer = rf"TMA producer: 2 warps last seen at mbarrier wait \d \(.*pipeline\.cu:{waits['PRODUCER']}, inlined"
+    consumer = rf"consumer: 4 warps last seen at mbarrier wait \d \(.*pipeline\.cu:{waits['CONSUMER']}, inlined"
+    assert re.search(producer, traced.out) and re.search(consumer, traced.out), traced.out
+    assert "consumer: 2 warps last seen at exit" in traced.out, traced.out
+
+
+def test_two_ranks_on_two_gpus(program: Any, gpu: Driver) -> None:
+    needs("torch")
+    if gpu.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    traced = program("ranks.py", trace=["--kernel", "softmax", "-o", "both.html"], command=command)
+    assert traced.code == 0 and len(set(traced.digests)) == 1, traced.err
+    runs = [traced.runs(f"both.rank{rank}.gwatch")[0] for rank in range(2)]
+    assert [run.launch["device"] for run in runs] == [0, 1] and [run.launch["rank"] for run in runs] == [0, 1]
+    merged = File.merge([File.load(traced.folder / f"both.rank{rank}.gwatch") for rank in range(2)], ["rank0", "rank1"])
+    assert [run.source for run in merged.runs] == ["rank0", "rank1"]
+    assert (traced.folder / "both.html").stat().st_size > 10_000
+    listed = program("ranks.py", trace=["--list"], command=command)
+    assert "nccl" in listed.out.lower() and "rank0:" in listed.out and "rank1:" in listed.out, listed.out
