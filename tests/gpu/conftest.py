@@ -71,7 +71,11 @@ def program(gpu: Driver, tmp_path: Path) -> Any:
     """Runs a program, traced when options are given (even an empty list)."""
 
     def run(
-        name: str, *arguments: str, trace: list[str] | None = None, command: list[str] | None = None
+        name: str,
+        *arguments: str,
+        trace: list[str] | None = None,
+        command: list[str] | None = None,
+        limit: float = 300.0,
     ) -> Ran:
         target = [*(command or [sys.executable]), str(PROGRAMS / name), *arguments]
         if trace is not None:
@@ -79,7 +83,7 @@ def program(gpu: Driver, tmp_path: Path) -> Any:
         path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
         environment = {**os.environ, "PYTHONPATH": path, "TRITON_CACHE_DIR": str(tmp_path / "triton")}
         done = subprocess.run(
-            target, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False
+            target, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=limit, check=False
         )
         return Ran(done.returncode, done.stdout, done.stderr, tmp_path)
 

@@ -3,6 +3,7 @@ autotuners; a cause for every empty trace; a deadlock explained."""
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -212,3 +213,19 @@ def test_two_ranks_on_two_gpus(program: Any, gpu: Driver) -> None:
     assert (traced.folder / "both.html").stat().st_size > 10_000
     listed = program("ranks.py", trace=["--list"], command=command)
     assert "nccl" in listed.out.lower() and "rank0:" in listed.out and "rank1:" in listed.out, listed.out
+
+
+def test_a_soak_of_threads_modules_graphs_and_errors(program: Any, record_property: Any) -> None:
+    """``GWATCH_SOAK_SECONDS=1800`` makes it the long one."""
+    needs("torch", "cuda.bindings")
+    seconds = float(os.environ.get("GWATCH_SOAK_SECONDS", "20"))
+    traced = program("soak.py", str(seconds), trace=["--all-kernels"], limit=seconds + 240)
+    assert traced.code == 0, (traced.out, traced.err[-3000:])
+    done, memory = re.search(r"did (.*)", traced.out), re.search(r"memory MiB (\d+) (\d+) (\d+) (\d+)", traced.out)
+    assert done is not None and memory is not None
+    record_property("soak", f"{seconds:g} s: {done[1]}, memory {memory[0]}")
+    host_early, host_late, device_early, device_late = map(int, memory.groups())
+    assert host_late - host_early < 100 and device_late - device_early < 100, memory[0]
+    assert all(count > 0 for count in map(int, re.findall(r"\d+", done[1]))), done[1]
+    kernels = {run.kernel for run in traced.runs()}
+    assert "fill" in kernels and any("softmax" in name for name in kernels), kernels
