@@ -20,7 +20,7 @@ from gwatch.sass.uses import CodeView, Use
 
 FAR = UNKNOWN
 # One unit does these and completes them in order: a later one's scoreboard covers an earlier one.
-_CONVERSIONS = frozenset({"MUFU", "POPC", "BREV", "FLO", "I2F", "F2I", "F2F", "FRND"})
+_CONVERSIONS = frozenset({"MUFU", "POPC", "BREV", "FLO", "I2F", "F2I", "F2F", "FRND", "FCHK"})
 # So does the unit of shared memory and shuffles (compilers wait for a SHFL to have the LDS before it).
 _SHARED = frozenset({"LDS", "LDSM", "SHFL"})
 _DEPBAR = re.compile(r"(SB\d|gsb\d)\s*,\s*(0x[0-9a-f]+|\d+|UR\w+)")
