@@ -133,12 +133,12 @@ def _foreign() -> list[Finding]:
 def _nvdisasm() -> list[Finding]:
     from gwatch.sass import nvdisasm
 
-    use = "disassembly, and checking every encoded instruction"
+    use = "a second opinion, and architectures without an ISA table (optional)"
     try:
         path = nvdisasm.find()
         return [Finding("nvdisasm", "ok", nvdisasm.version(), str(path), use)]
     except GWatchError as error:
-        return [Finding("nvdisasm", "missing", "", error.message, use, error.hint)]
+        return [Finding("nvdisasm", "absent", "", error.message, use, error.hint)]
 
 
 def _tables() -> list[Finding]:
@@ -295,4 +295,4 @@ def _optional(name: str, distributions: tuple[str, ...]) -> Finding:
     return Finding(name, "absent", "", f"no distribution {' or '.join(distributions)}", "optional")
 
 
-_REQUIRED = {"gwatch", "numpy", "lark", "pyelftools", "msgpack", "rich", "nvdisasm", "ISA tables"}
+_REQUIRED = {"gwatch", "numpy", "lark", "pyelftools", "msgpack", "rich", "ISA tables"}

@@ -184,8 +184,11 @@ class Code:
         try:
             lines = nvdisasm.disassemble_words(self.arch.name, words, base=0, pc=0)
         except ToolError as error:
-            if error.code != "nvdisasm-missing" or self.section is None:
+            if error.code != "nvdisasm-missing" or engine() == "nvdisasm":
                 raise
+            if self.section is None:
+                raise ToolError(error.code, f"{self.arch.name} has no instruction table to read its code with, and "
+                                f"{error.message}", error.hint) from None
             lines = [None] * len(words)  # nobody knows these words
         return [
             undecoded(low | high << 64) if line is None else _moved(line, address)

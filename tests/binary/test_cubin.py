@@ -187,13 +187,15 @@ def test_registers_by_class() -> None:
     assert uniform <= kernel.map_registers["uniform_general"] <= uniform | {n + 1 for n in uniform}
 
 
-def test_clone_and_dump(tmp_path: Path) -> None:
+def test_clone_and_dump(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cubin = load("holders_sm90.cubin")
     copy = cubin.clone()
     assert copy.data == cubin.data and copy.get_kerneldef_by_name("swap") is not cubin.get_kerneldef_by_name(
         "swap"
     )
     target = tmp_path / "out.cubin"
+    copy.dump(target, do_check=True)
+    monkeypatch.setenv("GWATCH_NVDISASM", "/nowhere")
     copy.dump(target, do_check=True)
     assert target.read_bytes() == cubin.serialize()
     assert [p.name for p in tmp_path.iterdir()] == ["out.cubin"]

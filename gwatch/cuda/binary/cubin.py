@@ -14,6 +14,7 @@ from gwatch.cuda.binary.kernel import KernelDef
 from gwatch.errors import CubinError, CubinNotFound, KernelError
 from gwatch.sass import nvdisasm
 from gwatch.sass.arch import Arch, arch_by_name
+from gwatch.sass.code import UNDECODED
 
 _TKINFO = ".note.nv.tkinfo"
 _ABI_OLD = 7
@@ -257,11 +258,21 @@ class Cubin:
     def dump(self, path: str | os.PathLike[str], do_check: bool = False) -> None:
         """Write the image; the file appears whole or not at all.
 
-        ``do_check`` disassembles it with nvdisasm first; ToolError [nvdisasm-failed] when that fails.
+        ``do_check`` reads every instruction first, with gwatch's own tables and, where it is installed, with nvdisasm;
+        CubinError [word-unknown] or ToolError [nvdisasm-failed] when that fails.
         """
         if do_check:
-            nvdisasm.disassemble_cubin(self.data, "-c")
+            self._check()
         write_atomically(Path(path), self.data)
+
+
+    def _check(self) -> None:
+        for kernel in (*self._kernels.values(), *self._functions.values()):
+            for index, text in enumerate(kernel.texts):
+                if text.startswith(UNDECODED):
+                    raise CubinError("word-unknown", f"{self._source}: instruction {index} of {kernel.name} is {text}")
+        if nvdisasm.present():
+            nvdisasm.disassemble_cubin(self.data, "-c")
 
 
 def write_atomically(path: Path, data: bytes) -> None:

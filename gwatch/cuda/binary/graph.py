@@ -38,7 +38,7 @@ class BasicBlock:
 
     @property
     def instruction_strs(self) -> list[str]:
-        """Text of its instructions (by nvdisasm)."""
+        """Text of its instructions, as nvdisasm prints it."""
         first = self.base_pc // INSTRUCTION_SIZE
         return list(self._kernel.texts[first : first + self.nb_instructions])
 
@@ -68,7 +68,10 @@ class CFG:
         from gwatch.sass.cfg import build_cfg
         from gwatch.sass.isa import isa_for
 
-        return build_cfg(isa_for(self._kernel.arch), self._kernel.words, self._kernel.entry_indices)
+        kernel = self._kernel
+        return build_cfg(
+            isa_for(kernel.arch), kernel.words, kernel.entry_indices, kernel.indirect_targets, kernel.pointer_callees
+        )
 
     @cached_property
     def basic_blocks(self) -> tuple[BasicBlock, ...]:

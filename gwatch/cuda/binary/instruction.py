@@ -36,8 +36,7 @@ class Instruction:
     def str(self, flatten: bool = True) -> str:
         """nvdisasm's text with absolute branch targets, without the closing semicolon.
 
-        ``flatten=False`` adds address, encoding and scheduling fields on lines of their own. Raises ToolError
-        when nvdisasm is missing.
+        ``flatten=False`` adds address, encoding and scheduling fields on lines of their own.
         """
         text = self._text(self.index)
         if flatten:

@@ -2,7 +2,7 @@
 lines.
 
 Everything is read lazily and without a driver. Instruction words are one ``(n, 2) uint64`` array over the
-section's bytes; text comes from nvdisasm, once per kernel.
+section's bytes; what they say is worked out once per kernel (:mod:`gwatch.sass.code`).
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from gwatch.cuda.binary.instruction import INSTRUCTION_SIZE, Instruction
 from gwatch.cuda.binary.jumptables import JumpTables, find_tables
 from gwatch.cuda.binary.nvinfo import Attr, Attribute, Parameter
 from gwatch.errors import CubinError, SiteError, UnsupportedError
-from gwatch.sass import nvdisasm
 from gwatch.sass.arch import Arch
+from gwatch.sass.code import Code, code_of
 
 if TYPE_CHECKING:
     from gwatch.cuda.binary.lines import Call, LineTable
@@ -112,13 +112,18 @@ class KernelDef:
         return {instruction.pc: instruction for instruction in self.list_instructions}
 
     @cached_property
+    def code(self) -> Code:
+        """The instructions as columns: opcodes, guards, targets, text."""
+        return code_of(self.arch, self.words)
+
+    @cached_property
     def texts(self) -> tuple[str, ...]:
-        """nvdisasm's text of every instruction, branch targets absolute. One nvdisasm run per kernel."""
-        lines = nvdisasm.disassemble_words(self.arch.name, self.words, base=0)
-        return tuple(
-            line if line is not None else f"(undecoded) {high:#018x} {low:#018x}"
-            for line, (low, high) in zip(lines, self.words.tolist(), strict=True)
-        )
+        """nvdisasm's text of every instruction, branch targets absolute; ``(undecoded) 0x…`` for words that nothing
+        reads.
+
+        Raises ToolError [nvdisasm-missing] for an architecture with neither a table nor an nvdisasm to read it.
+        """
+        return tuple(self.code.texts)
 
     def text(self, index: int) -> str:
         """Text of one instruction."""
@@ -158,8 +163,22 @@ class KernelDef:
 
     @cached_property
     def jump_tables(self) -> JumpTables | None:
-        """Jump tables of the kernel's indirect branches; None without any. Raises UnsupportedError [jump-table]."""
+        """Jump and function tables of the kernel; None without any. Raises UnsupportedError [jump-table]."""
         return find_tables(self._elf, self.section_index, self.attributes)
+
+    @cached_property
+    def pointer_callees(self) -> tuple[int, ...]:
+        """Indices of the functions inside the section that a function pointer may name; empty where none is listed.
+
+        Raises what :attr:`jump_tables` and :meth:`index_of` raise.
+        """
+        tables = self.jump_tables
+        return tuple(self.index_of(offset) for offset in dict.fromkeys(tables.functions if tables else ()))
+
+    def table_bytes(self) -> bytes:
+        """The bank that holds the kernel's tables (``c[0x2]``); empty without any."""
+        tables = self.jump_tables
+        return b"" if tables is None else self._elf.content(tables.section)
 
     @cached_property
     def indirect_targets(self) -> dict[int, tuple[int, ...]]:
