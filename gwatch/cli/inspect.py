@@ -30,8 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     what.add_argument("--sass", action="store_true", help="print listings")
     what.add_argument(
-        "--sass-style", choices=("cuobjdump", "nvdisasm"), default="cuobjdump",
-        help="shaped like `cuobjdump -sass` (default, fast) or `nvdisasm -g -c` (labels, source lines)",
+        "--sass-style", choices=("cuobjdump", "nvdisasm", "nvdisasm-inline"), default="cuobjdump",
+        help="shaped like `cuobjdump -sass` (default), `nvdisasm -g -c` (labels, source lines), or `nvdisasm -gi -c` "
+        "(inlined calls too)",
     )  # fmt: skip
     what.add_argument(
         "--resources", action="store_true", help="registers, memory, launch bounds only: quick, no code is read"

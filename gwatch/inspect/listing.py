@@ -1,32 +1,28 @@
-"""SASS listings of whole cubins, in the two shapes people know.
+"""SASS listings of whole cubins, in the shapes people know.
 
-``cuobjdump``: what ``cuobjdump -sass`` prints: absolute targets and both halves of every word. It is written from
-:class:`~gwatch.sass.code.Code`, so it is fast where the architecture has a table. ``nvdisasm``: what
-``nvdisasm -g -c`` prints: labels and source lines; label numbers are that program's own, so it prints them itself.
+``cuobjdump``: what ``cuobjdump -sass`` prints: absolute targets and both halves of every word. ``nvdisasm`` and
+``nvdisasm-inline``: what ``nvdisasm -g -c`` and ``-gi -c`` print: labels and source lines, without or with the calls
+that were inlined. All are written from :class:`~gwatch.sass.code.Code`, so they are fast where the architecture has a
+table; where it has none, or a cubin is not linked or made for a debugger, nvdisasm prints the last two itself.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
+from contextlib import suppress
 from enum import Enum
 from operator import add
 
 import numpy as np
 
+from gwatch.inspect.statements import statement_end, tight_ends
 from gwatch.inspect.view import CubinView
 from gwatch.sass import nvdisasm
 from gwatch.sass.code import Code, CodePart
 
 _ABI_OLD = 7
-_TIGHT = 0x7E0
-"""Stall 0, no yield hint, no scoreboards: printed without the blank in front of the semicolon."""
-_SCOREBOARDS_AND_STALL = 0x7FF
-_CONTROL_SHIFT = 41
 _OLD_FLAGS = ((0x100, "EF_CUDA_TEXMODE_UNIFIED"), (0x400, "EF_CUDA_64BIT_ADDRESS"))
 _END = "\t\t..........\n\n\n"
-_SPECIAL_NUMBER = re.compile(r"(?:[+-](?:INF|[QS]NAN)|-0\.0)$")
-"""nvdisasm ends these with a blank."""
 
 
 class Style(str, Enum):
@@ -34,17 +30,19 @@ class Style(str, Enum):
 
     CUOBJDUMP = "cuobjdump"
     NVDISASM = "nvdisasm"
+    INLINED = "nvdisasm-inline"
 
 
 def listing(view: CubinView, style: Style, wanted: Callable[[str], bool] | None = None) -> str:
-    """The listing of a cubin, or of the functions for which ``wanted`` holds (in cuobjdump's style).
+    """The listing of a cubin, or of the functions for which ``wanted`` holds.
 
     Raises ToolError where nvdisasm is needed and missing.
     """
-    if style is Style.NVDISASM:
-        return nvdisasm.disassemble_cubin(view.cubin.data, "-g", "-c")
     name = view.arch.name
     target = "" if view.cubin.abi_version <= _ABI_OLD else f"\t.target\t{name}\n\n"
+    if style is not Style.CUOBJDUMP:
+        head = target or f'\t.headerflags\t@"{header_flags(view)}"\n'
+        return _labelled(view, f'{head}\t.elftype\t@"ET_EXEC"\n', style is Style.INLINED, wanted)
     out = [f"\n\tcode for {name}\n{target}"]
     flags = header_flags(view)
     kernels = sorted({k.section_index: k for k in view.kernels}.values(), key=lambda k: k.section_index)
@@ -57,6 +55,21 @@ def listing(view: CubinView, style: Style, wanted: Callable[[str], bool] | None 
             out.append(lines.text(view.code(kernel)))
             out.append(_END)
     return "".join(out)
+
+
+def _labelled(view: CubinView, head: str, inlined: bool, wanted: Callable[[str], bool] | None) -> str:
+    from gwatch.inspect.labelled import CannotLabel, text
+
+    if view.whole.engine == "tables":
+        with suppress(CannotLabel):
+            return text(view, head, inlined, wanted)
+    options = ["-gi" if inlined else "-g", "-c"]
+    if wanted is not None:
+        chosen = [str(kernel.symbol.index) for kernel in view.kernels if wanted(kernel.name)]
+        if not chosen:
+            return head
+        options += ["-fun", ",".join(chosen)]
+    return nvdisasm.disassemble_cubin(view.cubin.data, *options)
 
 
 def header_flags(view: CubinView) -> str:
@@ -82,19 +95,15 @@ class _Lines:
     def __init__(self, whole: Code) -> None:
         first, self.inverse = whole.distinct
         self.words = whole.words[first].tolist()
-        control = whole.words[first, 1] >> np.uint64(_CONTROL_SHIFT) & np.uint64(_SCOREBOARDS_AND_STALL)
         self.bodies = []
         widths = []
-        for text, bits in zip(whole.distinct_texts, control.tolist(), strict=True):
+        for text, tight in zip(whole.distinct_texts, tight_ends(whole.words[first]).tolist(), strict=True):
             guard = ""
             if text[0] == "@" and text[1] != "U" and text[2] != "U":
                 guard, text = text.split(
                     " ", 1
                 )  # a uniform guard stands where the opcode of other lines does
-            end = ";" if bits == _TIGHT else " ;"
-            if text[-1] in "NF0" and _SPECIAL_NUMBER.search(text):
-                end = f" {end}"
-            body = f"{guard:>18} {text}{end}"
+            body = f"{guard:>18} {text}{statement_end(text, tight)}"
             self.bodies.append(body)
             # The tool measures a line as if its guard stood behind the margin.
             widths.append(len(body) + (len(guard) + 1 if guard else 0))
