@@ -46,9 +46,8 @@ def prologue(arch: Arch, fmt: RingFormat, descriptor: int, head: bool) -> Snippe
     header's address. Unarmed kernels, CTAs without a slot and warps past the ring's shape go on in the
     untouched copy of the code.
     """
-    assert arch.launch_dims_offset is not None and arch.descriptor_offset is not None
-    block = arch.launch_dims_offset
-    grid = block + 12
+    assert arch.descriptor_offset is not None
+    block, grid = arch.launch_dims_offset, arch.grid_dims_offset
     fields = DESCRIPTOR_DTYPE.fields
     header = HEADER_DTYPE.fields
     assert fields is not None and header is not None
@@ -75,7 +74,7 @@ def prologue(arch: Arch, fmt: RingFormat, descriptor: int, head: bool) -> Snippe
         S2R %b, SR_CTAID.Z
         S2R %b+1, SR_CTAID.Y
         S2R %b+3, SR_CTAID.X
-        ULDC.64 %desc, {_constant(0, arch.descriptor_offset)}
+        {arch.constant_load}.64 %desc, {_constant(0, arch.descriptor_offset)}
         IMAD %a+1, %a+2, %dim, %a+1
         IMAD %a, %a+1, %dim+1, %a                // linear thread
         IMAD %b+1, %b, %dim2, %b+1

@@ -229,9 +229,9 @@ def plan_trace(
         raise SiteError("site-count", f"{len(sites)} sites", f"at most {MAX_SITES} per trace")
     fmt, pairs = choose_format(sites, clock, depth, keep, duration_ns)
     arch = cubin.arch
-    if arch.launch_dims_offset is None or arch.descriptor_offset is None:
+    if arch.descriptor_offset is None:
         raise UnsupportedError(
-            "trace-arch", f"tracing {arch.name} code is not supported yet", "supported: sm_90, sm_90a"
+            "trace-arch", f"{arch.name} has no memory descriptors, which the records are stored through"
         )
     name = kernel if isinstance(kernel, str) else kernel.name
     cubin.get_kerneldef_by_name(name)

@@ -1,7 +1,8 @@
 """Facts per architecture, the only place that knows an SM number by its value.
 
 Sources: the compute-capability tables of the CUDA C++ programming guide (warps, CTAs, registers and shared
-memory per SM), compiler output for the rest (constant-bank layout, register files).
+memory per SM); for everything else what nvcc 13.0 writes for a small kernel on every one of these architectures
+(constant-bank layout, register files, special registers, ELF flags) and what nvdisasm prints.
 """
 
 from __future__ import annotations
@@ -12,6 +13,10 @@ from dataclasses import dataclass
 from gwatch.errors import UnsupportedError
 
 INSTRUCTION_SIZE = 16
+CLOCK_REGISTER = "SR_CLOCKLO"
+TIMER_REGISTER = "SR_GLOBALTIMERLO"
+SM_REGISTER = "SR_VIRTUALSMID"
+"""Special registers with the cycle counter, the nanosecond timer and the SM's number; the same on all architectures."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,9 +25,19 @@ class Arch:
 
     ``name`` is ptxas' spelling (``sm_90a``), ``number`` the SM number (90), ``suffix`` "", "a" or "f".
     ``table`` names the ISA table. ``nvdisasm`` is nvdisasm's ``-b`` spelling. Sizes: registers and threads
-    per SM; shared memory in bytes. ``uniform_zero`` is the index of URZ. ``descriptor_offset`` is where the
-    global-memory descriptor lives in constant bank 0 (None: the architecture has none). ``has_elect``: the
-    ELECT instruction exists.
+    per SM; shared memory in bytes. ``uniform_zero`` is the index of URZ.
+
+    Places in constant bank 0 (bytes): ``descriptor_offset`` the global-memory descriptor (None: the architecture has
+    none), ``launch_dims_offset`` blockDim.x, y, z, ``grid_dims_offset`` gridDim.x, y, z, ``param_base`` the first
+    kernel parameter (a kernel states its own: ``KernelDef.param_base``), ``stack_offset`` the initial stack pointer.
+
+    ``constant_load`` is the opcode that loads constants into uniform registers; ``uniform_scoreboard``: its result is
+    announced by a scoreboard, else it comes after a fixed time. ``uniform_clock`` is the opcode that reads the cycle
+    counter into a uniform register. ``has_elect``: the ELECT instruction exists. ``hides_descriptor``: nvdisasm does
+    not print the descriptor register of an access. ``marks_ctaid_z``: a kernel that reads SR_CTAID.Z must say so
+    (attribute CTAIDZ_USED). ``section_registers``: the register count also stands in the code section's header.
+    ``mercury``: compilers add a second form of the code (``.nv.capmerc`` sections), which ``flags`` announce.
+    Registers are given to warps in steps of ``register_step`` a thread.
     """
 
     name: str
@@ -38,14 +53,36 @@ class Arch:
     uniform_zero: int
     descriptor_offset: int | None
     has_elect: bool
-    launch_dims_offset: int | None = None
+    launch_dims_offset: int
+    grid_dims_offset: int
+    param_base: int
+    stack_offset: int
+    constant_load: str
+    uniform_scoreboard: bool
+    uniform_clock: str
+    hides_descriptor: bool
+    marks_ctaid_z: bool
+    section_registers: bool
+    mercury: bool
     registers_per_sm: int = 65536
     subpartitions: int = 4
     register_zero: int = 255
     predicate_true: int = 7
+    convergence_barriers: int = 16
+    barriers: int = 16
     register_step: int = 8
     max_registers: int = 255
     instruction_size: int = INSTRUCTION_SIZE
+
+    @property
+    def flags(self) -> int:
+        """ELF header flags that nvcc 13 writes (ABI 8). The suffix is not in them."""
+        return 0x06000000 | self.number << 8 | (2 if self.mercury else 4)
+
+    @property
+    def flags_old(self) -> int:
+        """ELF header flags of ABI 7 (CUDA 11 and 12, up to sm_90a), for code compiled from PTX of the same version."""
+        return self.number << 16 | 0x500 | (0x800 if self.suffix == "a" else 0) | self.number
 
     @property
     def threads_per_sm(self) -> int:
@@ -70,20 +107,25 @@ _FACTS: dict[int, tuple[tuple[str, ...], int, int, int, int, int, int, int | Non
     120: (("", "a", "f"), 48, 24, 100, 99, 1, 255, 0x358, True),
     121: (("", "a", "f"), 48, 24, 100, 99, 1, 255, 0x358, True),
 }
-# From compiler output: LDC c[0x0][0x0] .. [0x8] for blockDim, [0xc] .. [0x14] for gridDim.
-_LAUNCH_DIMS = {90: 0x0}
-_TABLES = {(90, ""): "sm_90", (90, "a"): "sm_90"}
+# ISA tables by SM number: architectures of one table give their common words the same meaning.
+_FAMILIES = ((75, "sm_75"), (80, "sm_80"), (90, "sm_90"), (100, "sm_100"), (120, "sm_120"))
 
 
 def _build() -> dict[str, Arch]:
     arches = {}
     for number, (suffixes, warps, ctas, per_sm, per_cta, reserved, zero, descriptor, elect) in _FACTS.items():
+        table = max(family for family in _FAMILIES if family[0] <= number)[1]
+        wide = number >= 100  # constant bank 0 starts with system values that older architectures do not have
         for suffix in suffixes:
             name = f"sm_{number}{suffix}"
             arches[name] = Arch(
-                name, number, suffix, _TABLES.get((number, suffix), name), f"SM{number}{suffix}", warps, ctas,
-                per_sm * _KIB, per_cta * _KIB, reserved * _KIB, zero, descriptor, elect,
-                _LAUNCH_DIMS.get(number))
+                name, number, suffix, table, f"SM{number}{suffix}", warps, ctas, per_sm * _KIB, per_cta * _KIB,
+                reserved * _KIB, zero, descriptor, elect,
+                launch_dims_offset=0x360 if wide else 0, grid_dims_offset=0x370 if wide else 0xC,
+                param_base=0x380 if wide else 0x210 if number >= 90 else 0x160, stack_offset=0x37C if wide else 0x28,
+                constant_load="LDCU" if wide else "ULDC", uniform_scoreboard=wide,
+                uniform_clock="CS2UR.32" if number >= 120 else "S2UR", hides_descriptor=80 <= number < 90,
+                marks_ctaid_z=number < 90, section_registers=number < 90, mercury=wide)
     return arches
 
 

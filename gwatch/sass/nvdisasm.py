@@ -1,8 +1,9 @@
 """The NVIDIA disassembler as a batch service: whole cubins, and lists of loose instruction words.
 
 gwatch does without it: it is the oracle that the ISA tables are learned from and checked against, a second opinion
-(``--engine nvdisasm``), and the reader of architectures and words that have no table. nvdisasm is looked for only when it is first needed. A process costs about 0.4 s before it reads a word and
-about 30 µs a word afterwards, so words are run in files of tens of thousands.
+(``--engine nvdisasm``), and the reader of architectures and words that have no table. It is looked for only when it is
+first needed. A process costs about 0.4 s before it reads a word and about 30 µs a word afterwards, so words are run in
+files of tens of thousands.
 
 Facts about nvdisasm (observed with 13.5) that the prober is built on:
 

@@ -43,5 +43,24 @@ def test_registers_are_allocated_in_steps_of_eight() -> None:
     assert [allocated_registers("sm_90", n) for n in (0, 1, 8, 9, 254, 255)] == [8, 8, 8, 16, 256, 256]
 
 
+def test_every_architecture_has_its_places_and_opcodes() -> None:
+    assert len(ARCHES) == 25
+    facts = {name: (arch.launch_dims_offset, arch.grid_dims_offset, arch.param_base, arch.stack_offset,
+                    arch.descriptor_offset, arch.uniform_zero, arch.constant_load, arch.uniform_clock, arch.table)
+             for name, arch in ARCHES.items()}
+    assert facts["sm_75"] == (0, 12, 0x160, 0x28, None, 63, "ULDC", "S2UR", "sm_75")
+    assert facts["sm_87"] == facts["sm_80"] == (0, 12, 0x160, 0x28, 0x118, 63, "ULDC", "S2UR", "sm_80")
+    assert facts["sm_90a"] == (0, 12, 0x210, 0x28, 0x208, 63, "ULDC", "S2UR", "sm_90")
+    assert facts["sm_103f"] == (0x360, 0x370, 0x380, 0x37C, 0x358, 255, "LDCU", "S2UR", "sm_100")
+    assert facts["sm_110a"][-1] == "sm_100" and facts["sm_107f"][-1] == "sm_100"
+    assert facts["sm_121"] == (0x360, 0x370, 0x380, 0x37C, 0x358, 255, "LDCU", "CS2UR.32", "sm_120")
+
+
+@pytest.mark.parametrize(("name", "flags"), [("sm_75", 0x06004B04), ("sm_90a", 0x06005A04), ("sm_100f", 0x06006402),
+                                             ("sm_120", 0x06007802)])
+def test_elf_flags_are_those_of_the_compiler(name: str, flags: int) -> None:
+    assert ARCHES[name].flags == flags
+
+
 def test_sm_90_and_90a_share_one_table() -> None:
     assert arch_by_name("sm_90").table == arch_by_name("sm_90a").table == "sm_90"
