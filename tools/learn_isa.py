@@ -17,6 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 
+from isa_learning.cache import words_once  # noqa: E402
 from isa_learning.control_facts import control_facts, note_kinds  # noqa: E402
 from isa_learning.corpus import corpus_words, cubins  # noqa: E402
 from isa_learning.effects import learn_effects  # noqa: E402
@@ -24,7 +25,7 @@ from isa_learning.enumerate_keys import seed_words  # noqa: E402
 from isa_learning.learn import Learner  # noqa: E402
 from isa_learning.probe import Prober  # noqa: E402
 from isa_learning.ranges import Holder  # noqa: E402
-from isa_learning.sources import own_words, plain  # noqa: E402
+from isa_learning.sources import own_inputs, own_words, plain  # noqa: E402
 
 from gwatch.sass.arch import arch_by_name  # noqa: E402
 from gwatch.sass.isa import table  # noqa: E402
@@ -44,6 +45,7 @@ def main() -> int:
     parser.add_argument("--keep", type=Path, help="take over the opcodes of this table that read all compiler words")
     parser.add_argument("--no-own-sources", action="store_true", help="leave out our own PTX (it needs ptxas)")
     parser.add_argument("--no-effects", action="store_true", help="leave out reads and writes (they need ptxas)")
+    parser.add_argument("--no-cache", dest="cache", action="store_false", help="ask and compile everything anew")
     parser.add_argument("-o", "--output", type=Path, help="table file (default: isa/<table>.jsonl)")
     parser.add_argument("--report", type=Path, help="write counts per key here (JSON)")
     options = parser.parse_args()
@@ -61,11 +63,11 @@ def main() -> int:
     log(f"{len(words)} distinct compiler words")
     own: set[int] = set()
     if not options.no_own_sources:
-        own = own_words(arch.name)
+        own = words_once(own_inputs(arch.name), lambda: own_words(arch.name)) if options.cache else own_words(arch.name)
         words = sorted({*words, *plain(own)})
         log(f"{len(own)} words of own sources, {len(words)} distinct words in all")
     zero = {"R": arch.register_zero, "U": arch.uniform_zero, "P": arch.predicate_true, "Q": arch.predicate_true}
-    prober = Prober(arch.name)
+    prober = Prober(arch.name, options.cache)
     learner = Learner(prober, zero, log)
     if options.keep:
         kept = Table(options.keep.read_text(encoding="utf-8"), options.keep.stem)

@@ -19,8 +19,11 @@ from gwatch.sass.isa.tree import Node
 FIRST_BIT, LAST_BIT = 16, 104
 PROBED_BITS = [b for b in range(FIRST_BIT, LAST_BIT + 1) if b != 91]
 _U64 = (1 << 64) - 1
+_HASH = np.random.default_rng(1).integers(0, 1 << 64, 128, dtype=np.uint64)
 Bits = npt.NDArray[np.uint8]
-Pair = tuple[int, int, int]
+Pairs = npt.NDArray[np.int64]
+"""(m, 3): words i and j differ in that bit alone (i has 0, j has 1)."""
+Numbers = npt.NDArray[np.uint64]
 
 
 def bit_matrix(words: Sequence[int]) -> Bits:
@@ -41,6 +44,9 @@ class Samples:
     real: set[int] = field(default_factory=set)
     flipped: set[int] = field(default_factory=set)
     unread: list[str] = field(default_factory=list)
+    numbers: dict[tuple[str, str], int | None] = field(default_factory=dict)
+    _pairs: list[Pairs] = field(default_factory=list)
+    _paired: int = 0
 
     def add(self, word: int, text: str | None) -> None:
         """Add one probed word."""
@@ -54,16 +60,30 @@ class Samples:
         self.words.append(word)
         self.cuts.append(parts)
 
-    def pairs(self) -> list[Pair]:
-        """(i, j, bit): words i and j differ in that bit alone (i has 0, j has 1)."""
-        found = []
-        for i, word in enumerate(self.words):
+    def pairs(self) -> Pairs:
+        """All pairs of words that differ in one bit."""
+        count = len(self.words)
+        if count > self._paired:
+            # A hash that is linear over bits: that of a word with one bit flipped is one XOR away.
+            rows = bit_matrix(self.words)
+            hashes = np.zeros(count, dtype=np.uint64)
+            for bit in range(128):
+                hashes ^= np.where(rows[:, bit] == 1, _HASH[bit], np.uint64(0))
+            order = np.argsort(hashes)
+            ordered = hashes[order]
+            fresh = np.arange(self._paired, count)
             for bit in PROBED_BITS:
-                if not word >> bit & 1:
-                    j = self.index.get(word | 1 << bit)
-                    if j is not None:
-                        found.append((i, j, bit))
-        return found
+                wanted = hashes[fresh] ^ _HASH[bit]
+                at = np.minimum(np.searchsorted(ordered, wanted), count - 1)
+                other = order[at]
+                hit = (ordered[at] == wanted) & (other < fresh)
+                if hit.any():
+                    one, two = other[hit], fresh[hit]
+                    up = rows[two, bit] == 1
+                    self._pairs.append(np.column_stack([np.where(up, one, two), np.where(up, two, one),
+                                                        np.full(len(one), bit)]))
+            self._paired = count
+        return np.concatenate(self._pairs) if self._pairs else np.zeros((0, 3), dtype=np.int64)
 
 
 @dataclass
@@ -81,6 +101,15 @@ class FitReport:
             self.notes.append(f"{where}: {impure}")
 
 
+@dataclass(frozen=True)
+class Reading:
+    """One value of one form as numbers of ``kind``; ``known`` False: the text is no such number."""
+
+    kind: str
+    numbers: Numbers
+    known: npt.NDArray[np.bool_]
+
+
 class Fitter:
     """Fits one key from its samples."""
 
@@ -92,34 +121,34 @@ class Fitter:
         self.report = FitReport()
         self.known: dict[str, list[values.Field]] = defaultdict(list)
 
-    def choice(self, labels_of: Sequence[str], index: Sequence[int], pairs: Sequence[Pair],
-               groups: Sequence[tuple[int, int]], where: str = "",
-               spare: Iterable[int] = ()) -> Choice:
+    def choice(self, labels_of: Sequence[str], index: npt.NDArray[np.int64], pairs: Pairs,
+               groups: Sequence[tuple[int, int]], where: str = "", spare: Iterable[int] = ()) -> Choice:
         """A tree for a text per sample (``labels_of`` parallel to ``index``)."""
         names = sorted(set(labels_of))
         if len(names) == 1:
             return Choice(names, 0)
         number = {n: i for i, n in enumerate(names)}
-        label = dict(zip(index, labels_of, strict=True))
-        relevant = {b for i, j, b in pairs if label[i] != label[j]}
-        grower = Grower(self.bits[list(index)], np.array([number[t] for t in labels_of], dtype=np.int64),
-                        sorted(relevant), groups)
+        labels = np.array([number[t] for t in labels_of], dtype=np.int64)
+        whole = np.full(len(self.bits), -1, dtype=np.int64)
+        whole[index] = labels
+        relevant = set(np.unique(pairs[whole[pairs[:, 0]] != whole[pairs[:, 1]], 2]).tolist())
+        grower = Grower(self.bits[index], labels, sorted(relevant), groups)
         node = grower.grow()
         for extra in (set(spare), self.varying(index)):
             if not grower.impure:
                 break
-            wider = Grower(self.bits[list(index)], np.array([number[t] for t in labels_of], dtype=np.int64),
-                           sorted(relevant | extra), groups)
+            wider = Grower(self.bits[index], labels, sorted(relevant | extra), groups)
             second = wider.grow()
             if wider.impure < grower.impure:
                 grower, node = wider, second
         self.report.note(f"{where} {names[:6]} {sorted(relevant)}", grower.impure)
         return Choice(names, node)
 
-    def varying(self, index: Sequence[int]) -> set[int]:
+    def varying(self, index: npt.NDArray[np.int64]) -> set[int]:
         """Bits that are not the same in all samples of ``index``."""
-        rows = self.bits[list(index)]
-        return {b for b in PROBED_BITS if rows[:, b].min() != rows[:, b].max()}
+        rows = self.bits[index]
+        differ = rows.min(axis=0) != rows.max(axis=0)
+        return {b for b in PROBED_BITS if differ[b]}
 
     def fit(self) -> Key:
         """The key's model."""
@@ -129,148 +158,166 @@ class Fitter:
             members[c.skeleton].append(i)
         skeletons = sorted(members)
         number = {k: n for n, k in enumerate(skeletons)}
-        form_of = [number[c.skeleton] for c in s.cuts]
-        inner: dict[int, list[Pair]] = defaultdict(list)
-        crossing: set[int] = set()
-        for pair in self.pairs:
-            if form_of[pair[0]] == form_of[pair[1]]:
-                inner[form_of[pair[0]]].append(pair)
-            else:
-                crossing.add(pair[2])
+        form_of = np.array([number[c.skeleton] for c in s.cuts], dtype=np.int64)
+        first, second = form_of[self.pairs[:, 0]], form_of[self.pairs[:, 1]]
+        inner = [self.pairs[(first == second) & (first == n)] for n in range(len(skeletons))]
+        crossing = np.unique(self.pairs[first != second, 2]).tolist()
         groups: set[tuple[int, int]] = set()
         found: dict[str, list[Value | None]] = {}
         for n, skeleton in enumerate(skeletons):
-            found[skeleton] = self.fit_numbers(members[skeleton], inner[n])
+            found[skeleton] = self.fit_numbers(np.array(members[skeleton]), inner[n])
             for value in found[skeleton]:
                 if value is not None:
                     for place in value.fields:
                         groups |= {(low, width) for low, width, _ in place.runs if width > 1}
                         if place not in self.known[place.kind]:
                             self.known[place.kind].append(place)
-        forms = [self.fit_form(skeleton, members[skeleton], inner[n], found[skeleton])
+        forms = [self.fit_form(skeleton, np.array(members[skeleton]), inner[n], found[skeleton])
                  for n, skeleton in enumerate(skeletons)]
         select: Node = 0
         ordered = sorted(groups)
         if len(skeletons) > 1:
-            grower = Grower(self.bits, np.array(form_of, dtype=np.int64), sorted(crossing), ordered)
+            grower = Grower(self.bits, form_of, crossing, ordered)
             select = grower.grow()
             if grower.impure:
-                wider = Grower(self.bits, np.array(form_of, dtype=np.int64), sorted(self.varying(range(len(form_of)))),
-                               ordered)
-                second = wider.grow()
+                wider = Grower(self.bits, form_of, sorted(self.varying(np.arange(len(form_of)))), ordered)
+                other = wider.grow()
                 if wider.impure < grower.impure:
-                    grower, select = wider, second
-            self.report.note(f"select {sorted(crossing)}", grower.impure)
+                    grower, select = wider, other
+            self.report.note(f"select {crossing}", grower.impure)
         opcode = self.fit_opcode(ordered)
         uniform = any(c.guard and c.guard[1] for c in s.cuts)
         return Key(s.key, opcode, select, forms, uniform)
 
     def fit_opcode(self, groups: Sequence[tuple[int, int]]) -> list[Choice]:
         """Trees for the opcode's words, in printing order."""
-        cuts = self.samples.cuts
-        everything = range(len(cuts))
-        slots: Slots = arrange([c.opcode for c in cuts], self.pairs)
-        spare = {b for i, j, b in self.pairs if cuts[i].opcode != cuts[j].opcode}
-        return [self.choice([slots.text(c.opcode, n) for c in cuts], everything, self.pairs, groups, "opcode", spare)
+        opcodes = [c.opcode for c in self.samples.cuts]
+        distinct = sorted(set(opcodes))
+        number = {o: n for n, o in enumerate(distinct)}
+        which = np.array([number[o] for o in opcodes], dtype=np.int64)
+        changing = np.column_stack([which[self.pairs[:, 0]], which[self.pairs[:, 1]], self.pairs[:, 2]])
+        changing = np.unique(changing[changing[:, 0] != changing[:, 1]], axis=0)
+        slots: Slots = arrange(distinct, ((distinct[a], distinct[b], bit) for a, b, bit in changing.tolist()))
+        spare = set(changing[:, 2].tolist())
+        texts = [slots.texts(o) for o in distinct]
+        everything = np.arange(len(opcodes))
+        return [self.choice([texts[k][n] for k in which.tolist()], everything, self.pairs, groups, "opcode", spare)
                 for n in range(slots.count)]
 
-    def fit_numbers(self, index: list[int], pairs: Sequence[Pair]) -> list[Value | None]:
+    def fit_numbers(self, index: npt.NDArray[np.int64], pairs: Pairs) -> list[Value | None]:
         """Per value of one form: its single field, None for names and where one field does not explain it."""
-        cuts = self.samples.cuts
         out: list[Value | None] = []
-        for n, (kind, _) in enumerate(cuts[index[0]].values):
+        for n, (kind, _) in enumerate(self.samples.cuts[index[0]].values):
             place = None
             if kind != "N":
-                tables, usable, inside = self._numbers(kind, n, index, pairs)
-                place = next((f for name, numbers in tables if usable
-                              and (f := self.linear(name, numbers, usable, inside)) is not None), None)
+                readings, usable, inside = self._numbers(kind, n, index, pairs)
+                place = next((f for reading in readings if len(usable)
+                              and (f := self.linear(reading, usable, inside)) is not None), None)
             out.append(None if place is None else Value(kind, None, [place], 0))
         return out
 
-    def _numbers(self, kind: str, n: int, index: Sequence[int], pairs: Sequence[Pair]) -> tuple[
-            list[tuple[str, dict[int, int | None]]], list[int], list[Pair]]:
-        """Value ``n`` as numbers, per way of reading it; the samples that are not NaN; the pairs among them."""
-        tables = []
-        texts = {i: self.samples.cuts[i].values[n][1] for i in index}
+    def _numbers(self, kind: str, n: int, index: npt.NDArray[np.int64], pairs: Pairs) -> tuple[
+            list[Reading], npt.NDArray[np.int64], Pairs]:
+        """Value ``n`` per way of reading it (arrays over all samples); the samples that are not NaN; their pairs."""
+        cuts, memo = self.samples.cuts, self.samples.numbers
+        texts = [cuts[i].values[n][1] for i in index.tolist()]
+        readings = []
         for name in values.FLOATS if kind == "F" else (kind,):
-            numbers: dict[int, int | None] = {}
-            for i, text in texts.items():
-                number = values.float_bits(text, name) if kind == "F" else values.parse_number(kind, text, self.zero)
-                numbers[i] = None if number is None else number & _U64
-            tables.append((name, numbers))
+            parsed: list[int | None] = []
+            for text in texts:
+                if (name, text) not in memo:
+                    number = (values.float_bits(text, name) if kind == "F"
+                              else values.parse_number(kind, text, self.zero))
+                    memo[name, text] = None if number is None else number & _U64
+                parsed.append(memo[name, text])
+            known = np.zeros(len(self.bits), dtype=bool)
+            numbers = np.zeros(len(self.bits), dtype=np.uint64)
+            known[index] = [p is not None for p in parsed]
+            numbers[index] = np.array([p or 0 for p in parsed], dtype=np.uint64)
+            readings.append(Reading(name, numbers, known))
         if kind != "F":
-            return tables, list(index), list(pairs)
-        usable = [i for i in index if not texts[i].strip().endswith("NAN")]
-        good = set(usable)
-        return tables, usable, [p for p in pairs if p[0] in good and p[1] in good]
+            return readings, index, pairs
+        good = np.zeros(len(self.bits), dtype=bool)
+        good[index] = [not t.strip().endswith("NAN") for t in texts]
+        return readings, index[good[index]], pairs[good[pairs[:, 0]] & good[pairs[:, 1]]]
 
-    def fit_form(self, skeleton: str, index: list[int], pairs: Sequence[Pair], found: list[Value | None]) -> Form:
+    def fit_form(self, skeleton: str, index: npt.NDArray[np.int64], pairs: Pairs,
+                 found: list[Value | None]) -> Form:
         """One form; fields that the form's own samples do not show are borrowed from the key's other forms."""
         cuts = self.samples.cuts
-        kinds = [kind for kind, _ in cuts[index[0]].values]
+        members = index.tolist()
+        kinds = [kind for kind, _ in cuts[members[0]].values]
         groups = {(low, width) for value in found if value is not None for place in value.fields
                   for low, width, _ in place.runs if width > 1}
         fitted = []
         for n, kind in enumerate(kinds):
-            texts = [cuts[i].values[n][1] for i in index]
+            texts = [cuts[i].values[n][1] for i in members]
             if kind == "N":
                 fitted.append(Value("N", self.choice(texts, index, pairs, sorted(groups), f"{skeleton} name {n}")))
                 continue
             value = found[n]
-            tables, usable, inside = self._numbers(kind, n, index, pairs)
+            readings, usable, inside = self._numbers(kind, n, index, pairs)
             if value is not None:
-                value = self.widen(value, tables, usable)
-            elif usable:
-                value = self._several(kind, tables, usable, inside, sorted(groups))
+                value = self.widen(value, readings, usable)
+            elif len(usable):
+                value = self._several(kind, readings, usable, inside, sorted(groups))
             if value is None:
                 self.report.unfitted.append(f"{skeleton} value {n}")
                 value = Value("N", self.choice(texts, index, pairs, (), f"{skeleton} value {n}"))
             fitted.append(value)
             for place in value.fields:
                 groups |= {(low, width) for low, width, _ in place.runs if width > 1}
-        attachments = [self.choice([cuts[i].attachments[n] for i in index], index, pairs, sorted(groups),
+        attachments = [self.choice([cuts[i].attachments[n] for i in members], index, pairs, sorted(groups),
                                    f"{skeleton} attachment {n}")
-                       for n in range(len(cuts[index[0]].attachments))]
+                       for n in range(len(cuts[members[0]].attachments))]
         return Form(skeleton, attachments, fitted)
 
-    def widen(self, value: Value, tables: Sequence[tuple[str, dict[int, int | None]]],
-              usable: Sequence[int]) -> Value:
+    def read(self, place: values.Field, index: npt.NDArray[np.int64]) -> Numbers:
+        """The field's number in the samples ``index``, modulo 2**64."""
+        rows = self.bits[index]
+        out = np.zeros(len(index), dtype=np.uint64)
+        for low, width, shift in place.runs:
+            for k in range(width):
+                out |= rows[:, low + k].astype(np.uint64) << np.uint64(shift + k)
+        out ^= np.uint64(place.const)
+        if place.signed:
+            out |= np.where(out >> np.uint64(place.top - 1) & np.uint64(1), np.uint64(_U64 << place.top & _U64),
+                            np.uint64(0))
+        return out
+
+    def widen(self, value: Value, readings: Sequence[Reading], usable: npt.NDArray[np.int64]) -> Value:
         """A wider field of the same key in place of ``value``'s, when it explains all samples as well."""
         place = value.fields[0]
-        numbers = dict(tables)[place.kind]
+        numbers = next(r.numbers for r in readings if r.kind == place.kind)
         best = place
         for other in self.known[place.kind]:
-            if other.mask & best.mask == best.mask and other.mask != best.mask and all(
-                    other.get(self.samples.words[i]) & _U64 == numbers[i] for i in usable):
+            if other.mask & best.mask == best.mask and other.mask != best.mask and bool(
+                    (self.read(other, usable) == numbers[usable]).all()):
                 best = other
         return value if best is place else Value(value.kind, None, [best], 0)
 
-    def _several(self, kind: str, tables: Sequence[tuple[str, dict[int, int | None]]], usable: Sequence[int],
-                 pairs: Sequence[Pair], groups: Sequence[tuple[int, int]]) -> Value | None:
+    def _several(self, kind: str, readings: Sequence[Reading], usable: npt.NDArray[np.int64],
+                 pairs: Pairs, groups: Sequence[tuple[int, int]]) -> Value | None:
         """Several fields and a tree that says which one holds."""
         beside: dict[int, list[tuple[int, int]]] = defaultdict(list)
-        for i, j, bit in pairs:
+        for i, j, bit in pairs.tolist():
             beside[i].append((j, bit))
             beside[j].append((i, bit))
         theories: list[tuple[str, dict[int, int], int]] = []
+        tables = [(r.kind, r.numbers.tolist(), r.known.tolist()) for r in readings]
         for i in sorted(beside, key=lambda n: (-len(beside[n]), n)):
             if len(beside[i]) < 12:
                 break
-            for name, numbers in tables:
-                local: dict[int, int] = {}
-                here = numbers[i]
-                if here is None:
+            for name, numbers, known in tables:
+                if not known[i]:
                     continue
-                good = True
-                for j, bit in beside[i]:
-                    there = numbers[j]
-                    if there is None:
-                        good = False
-                        break
-                    local[bit] = here ^ there
+                here = numbers[i]
+                if not all(known[j] for j, _ in beside[i]):
+                    continue
+                local = {bit: here ^ numbers[j] for j, bit in beside[i]}
                 # A bit that changes the number in another way than by one place is a selector, not part of the field.
                 local = {b: d for b, d in local.items() if d == 0 or _places(d)}
-                if good and _field(name, {b: d for b, d in local.items() if d}, 0) is not None:
+                if _field(name, {b: d for b, d in local.items() if d}, 0) is not None:
                     const = here
                     for bit, change in local.items():
                         if self.bits[i, bit]:
@@ -278,8 +325,8 @@ class Fitter:
                     _merge(theories, name, local, const)
         fields: list[values.Field] = []
         explained: list[npt.NDArray[np.bool_]] = []
-        of_kind = dict(tables)
-        ideas = [place for name, _ in tables for place in self.known[name]]
+        of_kind = {r.kind: r for r in readings}
+        ideas = [place for r in readings for place in self.known[r.kind]]
         for name, local, const in theories:
             for base in sorted({const, 0}):
                 idea = _field(name, {b: d for b, d in local.items() if d}, base)
@@ -288,10 +335,8 @@ class Fitter:
         for place in ideas:
             if place not in fields:
                 fields.append(place)
-                numbers = of_kind[place.kind]
-                explained.append(np.array(
-                    [(n := numbers[i]) is not None and place.get(self.samples.words[i]) & _U64 == n
-                     for i in usable]))
+                reading = of_kind[place.kind]
+                explained.append(reading.known[usable] & (self.read(place, usable) == reading.numbers[usable]))
         kept: list[int] = []
         left = np.ones(len(usable), dtype=bool)
         while left.any() and len(kept) < 8:
@@ -304,46 +349,45 @@ class Fitter:
         if not kept or left.sum() > len(usable) // 20:
             return None
         matrix = np.array([explained[k] for k in kept])
-        decided = [n for n in range(len(usable)) if matrix[:, n].sum() == 1]
-        if not decided:
+        decided = np.flatnonzero(matrix.sum(axis=0) == 1)
+        if not len(decided):
             return Value(kind, None, [fields[kept[0]]], 0)
-        label = {usable[n]: int(matrix[:, n].argmax()) for n in decided}
-        relevant = {b for i, j, b in pairs if i in label and j in label and label[i] != label[j]}
+        whole = np.full(len(self.bits), -1, dtype=np.int64)
+        whole[usable[decided]] = labels = matrix[:, decided].argmax(axis=0)
+        one, other = whole[pairs[:, 0]], whole[pairs[:, 1]]
+        relevant = set(pairs[(one >= 0) & (other >= 0) & (one != other), 2].tolist())
         moving = {b for k in kept for b in _bits_of(fields[k].mask)}
-        column = self.bits[list(label)]
-        varying = {b for b in PROBED_BITS if column[:, b].min() != column[:, b].max()}
-        grower = Grower(column, np.array(list(label.values()), dtype=np.int64),
-                        sorted(relevant or varying - moving), groups)
+        column = self.bits[usable[decided]]
+        varying = self.varying(usable[decided])
+        grower = Grower(column, labels, sorted(relevant or varying - moving), groups)
         node = grower.grow()
         if grower.impure:
-            grower = Grower(column, np.array(list(label.values()), dtype=np.int64), sorted(varying), groups)
+            grower = Grower(column, labels, sorted(varying), groups)
             node = grower.grow()
         self.report.note("value choice", grower.impure)
         self.report.note("value left", int(left.sum()))
         return Value(kind, None, [fields[k] for k in kept], node)
 
-    def linear(self, kind: str, numbers: dict[int, int | None], index: Sequence[int],
-               pairs: Iterable[Pair]) -> values.Field | None:
-        """The field that explains all ``numbers`` as bits copied from the word, or None."""
+    def linear(self, reading: Reading, index: npt.NDArray[np.int64], pairs: Pairs) -> values.Field | None:
+        """The field that explains all numbers of ``reading`` as bits copied from the word, or None."""
+        if not reading.known[index].all():
+            return None
+        change = reading.numbers[pairs[:, 0]] ^ reading.numbers[pairs[:, 1]]
+        moving = change != 0
         weight: dict[int, int] = {}
-        for i, j, bit in pairs:
-            a, b = numbers[i], numbers[j]
-            if a is None or b is None:
+        for bit in np.unique(pairs[moving, 2]).tolist():
+            changes = np.unique(change[moving & (pairs[:, 2] == bit)])
+            if len(changes) > 1:
                 return None
-            if a != b and weight.setdefault(bit, a ^ b) != a ^ b:
-                return None
-        for i in index:
-            if numbers[i] is None:
-                return None
-        actual = np.array([numbers[i] for i in index], dtype=np.uint64)
+            weight[bit] = int(changes[0])
         guess = np.zeros(len(index), dtype=np.uint64)
-        rows = self.bits[list(index)]
-        for bit, change in weight.items():
-            guess ^= np.where(rows[:, bit] == 1, np.uint64(change), np.uint64(0))
-        rest = actual ^ guess
+        rows = self.bits[index]
+        for bit, moved in weight.items():
+            guess ^= np.where(rows[:, bit] == 1, np.uint64(moved), np.uint64(0))
+        rest = reading.numbers[index] ^ guess
         if rest.min() != rest.max():
             return None
-        return _field(kind, weight, int(rest[0]))
+        return _field(reading.kind, weight, int(rest[0]))
 
 
 def _field(kind: str, weight: dict[int, int], const: int) -> values.Field | None:

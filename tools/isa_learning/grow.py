@@ -25,12 +25,20 @@ class Grower:
 
     def __init__(self, bits: npt.NDArray[np.uint8], labels: npt.NDArray[np.int64], candidates: Sequence[int],
                  groups: Sequence[tuple[int, int]]) -> None:
-        self.bits = bits
-        self.labels = labels
         self.candidates = sorted(candidates)
         chosen = set(self.candidates)
         self.groups = [g for g in groups if any(b in chosen for b in range(g[0], g[0] + g[1]))]
         owned = {b for low, width in self.groups for b in range(low, low + width)}
+        # Samples that no test can tell apart are kept once, with their number as weight.
+        seen = np.packbits(bits[:, sorted(chosen | owned)], axis=1)
+        rows = np.column_stack([seen, labels.astype("<i4").reshape(-1, 1).view(np.uint8)])
+        _, first, weights = np.unique(np.ascontiguousarray(rows).view(f"V{rows.shape[1]}").ravel(), return_index=True,
+                                      return_counts=True)
+        order = np.argsort(first)
+        bits = bits[first[order]]
+        self.bits = bits
+        self.labels = labels[first[order]]
+        self.weights: npt.NDArray[np.int64] = weights[order]
         self.free = [b for b in self.candidates if b not in owned]
         self.owned = [b for b in self.candidates if b in owned]
         self.packed = []
@@ -38,8 +46,6 @@ class Grower:
             weights = np.int64(1) << np.arange(width, dtype=np.int64)
             self.packed.append(bits[:, low:low + width].astype(np.int64) @ weights)
         self.count = int(labels.max()) + 1 if len(labels) else 1
-        self.onehot = np.zeros((len(labels), self.count), dtype=np.float32)
-        self.onehot[np.arange(len(labels)), labels] = 1
         self.impure = 0
 
     def grow(self) -> Node:
@@ -49,7 +55,11 @@ class Grower:
     def _switch(self, index: npt.NDArray[np.int64], over: list[int]) -> Node | None:
         """A switch over ``over`` when it decides all labels here, made minimal; None otherwise."""
         labels = self.labels[index]
-        kept = [b for b in over if self.bits[index, b].min() != self.bits[index, b].max()]
+        if not over:
+            return None
+        rows = self.bits[np.ix_(index, over)]
+        differ = rows.min(axis=0) != rows.max(axis=0)
+        kept = [b for b, d in zip(over, differ.tolist(), strict=True) if d]
         if not kept or len(kept) > SWITCH_BITS:
             return None
         table = self._table(index, labels, kept)
@@ -82,7 +92,9 @@ class Grower:
         switch = self._switch(index, self.free)
         if switch is not None:
             return switch
-        onehot = self.onehot[index]
+        present, place = np.unique(labels, return_inverse=True)
+        onehot = np.zeros((len(index), len(present)), dtype=np.float32)
+        onehot[np.arange(len(index)), place] = self.weights[index]
         total = onehot.sum(axis=0).astype(np.float64)
         base = _entropy(total)
         best: tuple[float, tuple[int, ...]] = (1e-9, ())
@@ -108,7 +120,7 @@ class Grower:
                 best = (gain, (2, number))
         choice = best[1]
         if not choice or depth > 40:
-            self.impure += len(index)
+            self.impure += int(self.weights[index].sum())
             return -1
         if choice[0] == 0:
             mask = 1 << choice[1]

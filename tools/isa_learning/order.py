@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 Words = tuple[str, ...]
@@ -26,9 +26,12 @@ class Slots:
     slot: dict[Named, int]
     count: int
 
-    def text(self, opcode: Words, number: int) -> str:
-        """The words of ``opcode`` that slot ``number`` prints, joined by dots."""
-        return ".".join(word for word, k in _named(opcode) if self.slot[word, k] == number)
+    def texts(self, opcode: Words) -> list[str]:
+        """What each slot prints for ``opcode``: its words joined by dots."""
+        out: list[list[str]] = [[] for _ in range(self.count)]
+        for word, k in _named(opcode):
+            out[self.slot[word, k]].append(word)
+        return [".".join(words) for words in out]
 
 
 def _components(names: list[Named], after: dict[Named, set[Named]]) -> list[list[Named]]:
@@ -65,8 +68,11 @@ def _components(names: list[Named], after: dict[Named, set[Named]]) -> list[list
     return out[::-1]
 
 
-def arrange(opcodes: Sequence[Words], pairs: Sequence[tuple[int, int, int]]) -> Slots:
-    """Slots for the words of ``opcodes``; words that flip with the same bits and never meet share a slot."""
+def arrange(opcodes: Iterable[Words], changes: Iterable[tuple[Words, Words, int]]) -> Slots:
+    """Slots for the words of ``opcodes``; words that flip with the same bits and never meet share a slot.
+
+    ``changes``: two different opcodes of words that differ in this bit alone.
+    """
     distinct = sorted(set(opcodes))
     lists = {o: _named(o) for o in distinct}
     names = sorted({n for ns in lists.values() for n in ns})
@@ -78,10 +84,9 @@ def arrange(opcodes: Sequence[Words], pairs: Sequence[tuple[int, int, int]]) -> 
                 after[a].add(b)
                 together |= {(a, b), (b, a)}
     moves: dict[Named, set[int]] = defaultdict(set)
-    for i, j, bit in pairs:
-        if opcodes[i] != opcodes[j]:
-            for name in set(lists[opcodes[i]]) ^ set(lists[opcodes[j]]):
-                moves[name].add(bit)
+    for one, other, bit in changes:
+        for name in set(lists[one]) ^ set(lists[other]):
+            moves[name].add(bit)
     components = _components(names, after)
     place = {n: k for k, c in enumerate(components) for n in c}
 
@@ -128,6 +133,6 @@ def arrange(opcodes: Sequence[Words], pairs: Sequence[tuple[int, int, int]]) -> 
     rank = {p: n for n, p in enumerate(final)}
     slots = Slots({n: rank[p] for n, p in parent.items()}, len(final))
     for opcode in distinct:
-        if ".".join(t for n in range(slots.count) if (t := slots.text(opcode, n))) != ".".join(opcode):
+        if ".".join(text for text in slots.texts(opcode) if text) != ".".join(opcode):
             return Slots(dict.fromkeys(names, 0), 1)
     return slots

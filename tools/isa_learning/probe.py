@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from gwatch.sass.nvdisasm import RELATIVE, probe_words
+from isa_learning.cache import Answers
+
+from gwatch.sass.nvdisasm import RELATIVE, probe_words, version
 
 CONTROL_MASK = ((1 << 21) - 1) << 105
 PROBE_CONTROL = 0x7F1 << 105
@@ -14,13 +16,14 @@ _RELATIVE = re.compile(r"(?:@!?U?P[0-9T]+ +)?(" + "|".join(map(re.escape, RELATI
 
 
 class Prober:
-    """nvdisasm over words, cached. ``count`` words were asked, in ``runs`` processes.
+    """nvdisasm over words, remembered in memory and on disk; ``count`` words were asked, in ``runs`` processes.
 
     Texts come with pc-relative targets written as signed offsets from the next instruction.
     """
 
-    def __init__(self, arch: str) -> None:
+    def __init__(self, arch: str, remember: bool = True) -> None:
         self.arch = arch
+        self.disk = Answers(f"{arch}-{version()}") if remember else None
         self.cache: dict[int, str | None] = {}
         self.count = 0
         self.runs = 0
@@ -29,12 +32,18 @@ class Prober:
         """Text per word; None for words that are no instruction, print nothing or print an undefined enumerator."""
         wanted = list(words)
         todo = sorted({w for w in wanted if w not in self.cache})
+        if todo and self.disk is not None:
+            self.cache.update(self.disk.get(todo))
+            todo = [w for w in todo if w not in self.cache]
         if todo:
             probe = probe_words(self.arch, todo, pc=-16, mostly_valid=mostly_valid, fatal_limit=2)
             self.runs += probe.runs
             self.count += len(todo)
             for word, text in zip(todo, probe.texts, strict=True):
                 self.cache[word] = _clean(text)
+            if self.disk is not None:
+                skipped = {todo[i] for i in probe.skipped}  # not asked in this batch, perhaps in the next
+                self.disk.put([(w, self.cache[w]) for w in todo if w not in skipped])
         return [self.cache[w] for w in wanted]
 
 

@@ -757,11 +757,21 @@ def _compile(ptxas: str, arch: str, kernels: Sequence[str], folder: Path, number
             + _compile(ptxas, arch, kernels[half:], folder, 2 * number + 1))
 
 
-def own_words(arch: str, workers: int = 1) -> set[int]:
-    """Distinct words (control bits included) that ptxas writes for all statements it accepts for ``arch``."""
+def _ptxas() -> str:
     ptxas = shutil.which("ptxas")
     if ptxas is None:
         raise ToolError("ptxas-missing", "own sources need ptxas, which is not in PATH", "install the CUDA toolkit")
+    return ptxas
+
+
+def own_inputs(arch: str) -> str:
+    """All that :func:`own_words` depends on: the architecture, ptxas' version, the sources."""
+    done = subprocess.run([_ptxas(), "--version"], capture_output=True, text=True, check=True)
+    return "\n".join((arch, PTX_VERSION, done.stdout, *own_kernels()))
+
+
+def own_kernels() -> list[str]:
+    """One kernel per statement, and more where the operands can come from uniform registers."""
     kernels: list[str] = []
     seen: set[str] = set()
     uniform = {body for make in (_integer, _floating, _half, _convert, _warp, _barriers) for body, _ in make()}
@@ -772,6 +782,13 @@ def own_words(arch: str, workers: int = 1) -> set[int]:
             if body in uniform:
                 for names in (_ODD, _EVEN, tuple(_UNIFORM)):
                     kernels.append(_uniform(_kernel(f"k{len(kernels)}", body, outputs), names))
+    return kernels
+
+
+def own_words(arch: str, workers: int = 1) -> set[int]:
+    """Distinct words (control bits included) that ptxas writes for all statements it accepts for ``arch``."""
+    ptxas = _ptxas()
+    kernels = own_kernels()
     words: set[int] = set()
     with tempfile.TemporaryDirectory(prefix="gwatch-isa-") as name, ThreadPoolExecutor(workers) as pool:
         folder = Path(name)

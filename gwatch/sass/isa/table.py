@@ -8,6 +8,7 @@ before it is needed, so no second, compiled copy has to be kept in step with the
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,18 @@ from gwatch.errors import ToolError
 from gwatch.sass.isa.model import Form, Key
 
 VERSION = 1
-_KEY = '{"key":"'
+_KEY = re.compile(r'\{"key":"([0-9a-f]+)"(?:,"targets":\[([^]]*)\])?')
+_KEY_START = '{"key":"'
 
 
 class Table:
-    """A loaded table: ``header`` as written, keys on demand."""
+    """A loaded table: ``header`` as written, keys on demand.
 
-    def __init__(self, text: str, name: str) -> None:
+    A family's table serves several architectures; with ``target`` ("sm_86") only the opcodes of that one are there.
+    Without, the first meaning of every opcode is.
+    """
+
+    def __init__(self, text: str, name: str, target: str | None = None) -> None:
         self.name = name
         self._lines = text.splitlines()
         try:
@@ -37,12 +43,13 @@ class Table:
                             "reinstall gwatch-sass")
         self._start: dict[int, int] = {}
         for number, line in enumerate(self._lines):
-            if line.startswith(_KEY):
-                end = line.index('"', len(_KEY))
-                self._start[int(line[len(_KEY):end], 16)] = number
+            match = _KEY.match(line) if line.startswith(_KEY_START) else None
+            if match and (target is None or not match[2] or f'"{target}"' in match[2]):
+                self._start.setdefault(int(match[1], 16), number)
         self._built: dict[int, Key] = {}
         self.mnemonics: dict[str, list[int]] = {
-            name: [int(k, 16) for k in keys] for name, keys in self.header["mnemonics"].items()}
+            name: here for name, keys in self.header["mnemonics"].items()
+            if (here := [n for k in keys if (n := int(k, 16)) in self._start])}
 
     def numbers(self) -> list[int]:
         """All opcode keys, ascending."""
@@ -56,26 +63,28 @@ class Table:
             data = json.loads(self._lines[line])
             forms = []
             line += 1
-            while line < len(self._lines) and not self._lines[line].startswith(_KEY):
+            while line < len(self._lines) and not self._lines[line].startswith(_KEY_START):
                 forms.append(Form.from_json(json.loads(self._lines[line])))
                 line += 1
             built = self._built[number] = Key.from_json(data, forms)
         return built
 
 
-def load(name: str) -> Table:
+def load(name: str, target: str | None = None) -> Table:
     """The packaged table called ``name`` ("sm_90"). Raises ToolError when it is missing or damaged."""
     path = resource("isa", f"{name}.jsonl")
-    return Table(path.read_text(encoding="utf-8"), name)
+    return Table(path.read_text(encoding="utf-8"), name, target)
 
 
 def dump(header: dict[str, Any], keys: Iterable[Key]) -> str:
     """The table's text. ``header`` gets the version and the mnemonic index; forms keep their order."""
-    ordered = sorted(keys, key=lambda k: k.key)
+    ordered = sorted(keys, key=lambda k: (k.key, k.targets))
     mnemonics: dict[str, list[str]] = {}
     for key in ordered:
         for label in key.opcode[0].labels:
-            mnemonics.setdefault(label.split(".")[0], []).append(f"{key.key:04x}")
+            numbers = mnemonics.setdefault(label.split(".")[0], [])
+            if f"{key.key:04x}" not in numbers:
+                numbers.append(f"{key.key:04x}")
     lines = [json.dumps({**header, "version": VERSION, "mnemonics": dict(sorted(mnemonics.items()))},
                         separators=(",", ":"))]
     for key in ordered:
