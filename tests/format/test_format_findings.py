@@ -74,9 +74,57 @@ def test_a_heavy_consumer_is_waited_for(seed):
     assert [(f.code, f.evidence["role"], f.evidence["waits_for"]) for f in found] == [("role-waits", "Copy", "Math")]
 
 
-def test_one_stage_makes_both_wait():
-    found = findings(run_of(pipeline(stages=1), REGIONS[:2], {"load": "Copy", "math": "Math"}))
-    assert {(f.evidence["role"], f.evidence["waits_for"]) for f in found} == {("Copy", "Math"), ("Math", "Copy")}
+def test_one_stage_makes_both_take_turns():
+    (found,) = findings(run_of(pipeline(stages=1), REGIONS[:2], {"load": "Copy", "math": "Math"}))
+    assert found.code == "take-turns" and found.evidence["roles"] == ["Copy", "Math"]
+    assert {(w["role"], w["waits_for"]) for w in found.evidence["waits"]} == {("Copy", "Math"), ("Math", "Copy")}
+    assert "Copy and Math take turns" in found.text and 0.4 < found.weight < 0.6
+
+
+def looped(wait, math, epilogue=0, around=False, blocks=16, warps=4, iterations=20, seed=0):
+    """Warps that wait for data and compute by turns (sites 0-1, 2-3), then an epilogue (4-5)."""
+    rng = np.random.default_rng(seed)
+    rows = {}
+    for block in range(blocks):
+        for warp in range(warps):
+            t = 1000 + 10 * block
+            events = [(4, t)] if around else []
+            for _ in range(iterations):
+                for site, length in ((0, wait), (2, math)):
+                    events += [(site, t), (site + 1, t + length + int(rng.integers(0, 4)))]
+                    t = events[-1][1] + 3
+            events += [(5, t)] if around else []
+            events += [(4, t), (5, t + epilogue)] if epilogue else []
+            rows[(block, warp)] = events
+    return result_of(rows, (blocks, 1, 1), (warps * 32, 1, 1), clock_type="anchor")
+
+
+WAITED = [(0, 1, "copy wait"), (2, 3, "math"), (4, 5, "epilogue")]
+
+
+def test_waits_that_are_scopes_themselves_are_weighed():
+    (found,) = findings(run_of(looped(80, 100), WAITED))
+    assert (found.code, found.evidence["scope"], found.evidence["line"]) == ("long-wait", "copy wait", "gemm.cu:21")
+    assert 0.35 < found.weight < 0.5 and "every row spends" in found.text
+    assert findings(run_of(looped(10, 100), WAITED)) == []
+    # The same with another name is work, and nothing is said about it.
+    assert findings(run_of(looped(80, 100), [(0, 1, "copy"), *WAITED[1:]])) == []
+
+
+def test_the_role_that_waits_least_sets_the_pace():
+    result = pipeline(load=170)
+    # The consumers' waits as scopes of their own: from one math to the next.
+    regions = [*REGIONS[:2], (3, 2, "mbarrier wait 0")]
+    found = findings(run_of(result, regions, {"load": "Copy", "math": "Math", "mbarrier wait 0": "Math"}))
+    (long,) = [f for f in found if f.code == "long-wait"]
+    assert (long.evidence["role"], long.evidence["pace"]) == ("Math", "Copy") and "sets the pace" in long.text
+
+
+def test_an_epilogue_that_nothing_hides_is_named():
+    (found,) = findings(run_of(looped(5, 100, epilogue=2000), WAITED))
+    assert (found.code, found.evidence["scope"]) == ("serial-scope", "epilogue") and 0.4 < found.weight < 0.6
+    assert findings(run_of(looped(5, 100, epilogue=200), WAITED)) == []
+    assert findings(run_of(looped(5, 100, around=True), WAITED)) == [], "a scope around the loop is no epilogue"
 
 
 def test_a_slow_block_is_named_with_its_sm():

@@ -5,6 +5,7 @@ A finding is a place to look at, not a diagnosis. Rules are tuned to say nothing
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -13,12 +14,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gwatch.common.format import analysis as tables
+from gwatch.common.format.iterations import LEAST
 from gwatch.common.format.run import Run
 from gwatch.common.format.text import duration, locator
+from gwatch.common.format.views import source_line
 from gwatch.common.format.waits import Waits, find_waits
 
 WAIT_SHARE = 0.20
 """A role that spends this part of its lifetime in waits released by another role."""
+WAITING = re.compile(r"\b(?:wait|barrier)", re.IGNORECASE)
+"""Scopes that are waits themselves, by their name: ``--auto`` names them so, and so do people."""
+SERIAL_SHARE = 0.25
+"""A scope that runs once in its rows, beside a loop, and takes this part of their lifetime."""
 WAIT_TIGHT = 0.5
 """Such a wait counts when what released it ended in the last half of the wait: it was still needed then."""
 SLOW_BLOCK = 1.5
@@ -64,8 +71,8 @@ def findings(run: Run) -> list[Finding]:
         return []
     slow = list(_slow_blocks(run))
     uneven = _uneven_rows(run, [f.evidence["block"] for f in slow])
-    found = [*slow, *uneven, *_role_waits(run), *_tail(run), *_spread(run), *_resolution(run), *_probe_cost(run),
-             *_diverged(run)]
+    rules = (_role_waits, _long_waits, _serial, _tail, _spread, _resolution, _probe_cost, _diverged)
+    found = [*slow, *uneven, *(finding for rule in rules for finding in rule(run))]
     return sorted(found, key=lambda f: (-f.weight, f.code, f.text))
 
 
@@ -78,6 +85,7 @@ def _role_waits(run: Run) -> Iterator[Finding]:
     per_row = run.per_row
     length, slack = waits.end - waits.start, waits.end - iv.end[waits.released_by]
     tight = (waits.released_by >= 0) & (slack <= WAIT_TIGHT * length)
+    found: dict[tuple[str, str], Finding] = {}
     for who, name in enumerate(names):
         life = int(per_row[role[per_row[:, 0]] == who, 3].sum())
         for other, source in enumerate(names):
@@ -85,7 +93,103 @@ def _role_waits(run: Run) -> Iterator[Finding]:
             total = int(length[mine].sum())
             if life == 0 or len(mine) == 0 or total / life < WAIT_SHARE:
                 continue
-            yield _wait_finding(run, waits, mine, name, source, total / life, slack[mine])
+            found[name, source] = _wait_finding(run, waits, mine, name, source, total / life, slack[mine])
+    for (name, source), finding in found.items():
+        back = found.get((source, name))
+        if back is None:
+            yield finding
+        elif name < source:
+            yield _turns(finding, back)
+
+
+def _turns(one: Finding, other: Finding) -> Finding:
+    """Two roles that each wait for the other do not overlap."""
+    a, b = one.evidence["role"], other.evidence["role"]
+    return Finding(
+        "take-turns", f"{a} and {b} take turns: {a} waits {one.weight:.0%} of its life for {other.evidence['role']} "
+        f"({one.evidence['scope']}), {b} waits {other.weight:.0%} for {a} ({other.evidence['scope']}); one more buffer "
+        "between them would let them overlap", max(one.weight, other.weight),
+        {"roles": [a, b], "waits": [one.evidence, other.evidence]})
+
+
+def _long_waits(run: Run) -> Iterator[Finding]:
+    """Scopes that are waits, and who waits least beside them."""
+    names, role = run.row_roles
+    per_row, iv = run.per_row, run.intervals
+    life_of = np.zeros(len(run.trace.rows), np.int64)
+    life_of[per_row[:, 0]] = per_row[:, 3]
+    length = iv.end - iv.start
+    waiting = [k for k, label in enumerate(run.labels) if WAITING.search(label)]
+    shares = {}
+    for who in [*range(len(names)), -1]:
+        mine = np.isin(run.scope, waiting) & (role[iv.row] == who)
+        life = int(life_of[role == who].sum())
+        if life:
+            shares[who] = float(length[mine].sum()) / life
+    for k in waiting:
+        here = np.flatnonzero(run.scope == k)
+        rows = np.unique(iv.row[here])
+        life = int(life_of[rows].sum())
+        share = float(length[here].sum()) / life if life else 0.0
+        if share < WAIT_SHARE:
+            continue
+        who = int(np.bincount(role[rows] + 1).argmax()) - 1
+        name = names[who] if who >= 0 else ""
+        others = {other: part for other, part in shares.items() if other not in (who, -1)}
+        pace = min(others, key=lambda other: others[other], default=None)
+        tail = ""
+        if pace is not None and others[pace] < share / 2:
+            tail = f"; {names[pace]}, which waits {others[pace]:.0%}, sets the pace"
+        where = _line_of(run, k)
+        worst = here[int(np.argmax(length[here]))]
+        yield Finding(
+            "long-wait", f"{name or 'every row'} spends {share:.0%} of its life at {run.labels[k]}"
+            f"{f' ({where})' if where else ''}{tail}; longest {duration(int(length[worst]), run.unit)} at "
+            f"{locator(run.trace.rows, int(iv.row[worst]))}", share,
+            {"scope": run.labels[k], "role": name, "share": share, "line": where,
+             "pace": names[pace] if pace is not None and tail else None})
+
+
+def _line_of(run: Run, scope: int) -> str:
+    """Source line where a scope begins, "" when unknown."""
+    enters = {region.enter for region in run.regions if region.label == run.labels[scope]}
+    known = [site for i, site in enumerate(run.sites) if int(site.get("site_id", i)) in enters]
+    return source_line(known[0]) if known else ""
+
+
+def _serial(run: Run) -> Iterator[Finding]:
+    """What comes once, before or after a loop, and takes long: nothing hides it."""
+    iv, per_row = run.intervals, run.per_row
+    life_of = np.zeros(len(run.trace.rows), np.int64)
+    life_of[per_row[:, 0]] = per_row[:, 3]
+    counts = {k: np.bincount(iv.row[run.scope == k], minlength=len(life_of)) for k in range(len(run.labels))}
+    counts = {k: count for k, count in counts.items() if count.any()}
+    loops = [k for k, count in counts.items() if np.median(count[count > 0]) >= LEAST]
+    for k, count in counts.items():
+        rows = np.flatnonzero(count)
+        beside = [loop for loop in loops if (counts[loop][rows] > 0).mean() > 0.5]
+        if count.max() != 1 or not beside or WAITING.search(run.labels[k]):
+            continue
+        mine = np.flatnonzero(run.scope == k)
+        length = (iv.end - iv.start)[mine]
+        share = float(length.sum()) / max(int(life_of[rows].sum()), 1)
+        if share < SERIAL_SHARE or _encloses(run, mine, np.isin(run.scope, beside)):
+            continue
+        median = tables.percentile(np.sort(length), 0.5)
+        yield Finding(
+            "serial-scope", f"{run.labels[k]} runs once and takes {share:.0%} of its rows' life "
+            f"({duration(median, run.unit)} in the median), beside a loop that it does not overlap", share,
+            {"scope": run.labels[k], "share": share, "p50": median})
+
+
+def _encloses(run: Run, mine: NDArray[np.int64], loop: NDArray[np.bool_]) -> bool:
+    """Whether the loop's runs lie inside these intervals: a scope around the whole loop is no part beside it."""
+    iv = run.intervals
+    start, end = (np.zeros(len(run.trace.rows), np.int64) for _ in range(2))
+    start[iv.row[mine]], end[iv.row[mine]] = iv.start[mine], iv.end[mine]
+    others = np.flatnonzero(loop & np.isin(iv.row, iv.row[mine]))
+    row = iv.row[others]
+    return bool(((iv.start[others] >= start[row]) & (iv.end[others] <= end[row])).mean() > 0.5)
 
 
 def _wait_finding(run: Run, waits: Waits, mine: NDArray[np.int64], name: str, source: str, share: float,
