@@ -41,7 +41,17 @@ def main() -> int:
         return 2
 
     # Importing a module registers its checks; they need the GPU libraries, hence not at the top.
-    from gpu_checks import clocks, consistency, frameworks, matmul, process, records, state, values  # noqa: F401
+    from gpu_checks import (  # noqa: F401
+        bottlenecks,
+        clocks,
+        consistency,
+        frameworks,
+        matmul,
+        process,
+        records,
+        state,
+        values,
+    )
     from gpu_checks.support import CHECKS
 
     process.SOAK_SECONDS = args.soak
