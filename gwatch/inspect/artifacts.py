@@ -8,15 +8,18 @@
 from __future__ import annotations
 
 import os
-import zipfile
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gwatch.errors import CubinError, CubinNotFound, GWatchError
 from gwatch.inspect.reader import Reader
 from gwatch.inspect.scan import Found, cubin_size, scan
+
+if TYPE_CHECKING:
+    import zipfile
 
 TEXT_LIMIT = 64 << 20
 _NESTING = 8
@@ -145,6 +148,8 @@ def _zip(reader: Reader, path: str, depth: int) -> Iterator[Item]:
     if depth >= _NESTING:
         yield Skipped(path, f"archives nested more than {_NESTING} deep")
         return
+    import zipfile
+
     try:
         archive = zipfile.ZipFile(reader.stream)
     except (zipfile.BadZipFile, OSError, ValueError) as error:
@@ -159,6 +164,8 @@ def _zip(reader: Reader, path: str, depth: int) -> Iterator[Item]:
 
 
 def _member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: str, depth: int) -> Iterator[Item]:
+    import zipfile
+
     try:
         with archive.open(member) as stream:
             inner = Reader.spooled(stream, path)

@@ -7,8 +7,6 @@ not, so that a wheel of any size is looked through in bounded memory.
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 from types import TracebackType
 from typing import IO
 
@@ -41,6 +39,9 @@ class Reader:
     @classmethod
     def spooled(cls, stream: IO[bytes], name: str) -> Reader:
         """The rest of ``stream``, unpacked; not seekable streams become so."""
+        import shutil
+        import tempfile
+
         spool = tempfile.SpooledTemporaryFile(max_size=IN_MEMORY)  # noqa: SIM115 (the Reader closes it)
         try:
             shutil.copyfileobj(stream, spool, _COPY)

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 from gwatch import __version__
 from gwatch.inspect.artifacts import Skipped
 from gwatch.inspect.demangle import demangle
-from gwatch.inspect.facts import CodeFacts, KernelFacts
-from gwatch.inspect.loops import Loop
 
 if TYPE_CHECKING:
+    from gwatch.inspect.facts import CodeFacts, KernelFacts
+    from gwatch.inspect.loops import Loop
     from gwatch.inspect.rules import Violation
     from gwatch.inspect.vectorize import Vectorization
 

@@ -7,7 +7,6 @@ import os
 import re
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import BrokenExecutor
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from pathlib import Path
@@ -17,7 +16,6 @@ from gwatch.cuda.binary.cubin import write_atomically
 from gwatch.errors import CubinError, GWatchError, ToolError
 from gwatch.inspect.artifacts import Image, Skipped, Text, open_artifact
 from gwatch.inspect.demangle import demangle
-from gwatch.inspect.facts import KernelFacts, kernel_facts
 from gwatch.inspect.report import ImageReport, KernelReport, Report
 from gwatch.inspect.triton_source import TritonKernel, TritonKernels
 from gwatch.inspect.view import CubinView
@@ -26,6 +24,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor, Future
 
     from gwatch.cuda.binary import KernelDef
+    from gwatch.inspect.facts import KernelFacts
     from gwatch.inspect.listing import Style
     from gwatch.inspect.rules import Rule
     from gwatch.inspect.vectorize import Vectorization
@@ -76,7 +75,21 @@ def examine(image: Image, request: Request, described: TritonKernels) -> ImageRe
 def _examine(image: Image, request: Request, described: TritonKernels, report: ImageReport) -> None:
     view = CubinView.of(image.data, image.path)
     report.arch, report.abi, report.toolkit = view.arch.name, view.cubin.abi_version, view.toolkit
-    for kernel in view.kernels if request.facts or request.rules else ():
+    if request.facts or request.rules:
+        _add_kernels(view, image, request, described, report)
+    if request.sass is not None:
+        from gwatch.inspect.listing import listing
+
+        report.sass = listing(view, request.sass, request.wants if request.kernels else None)
+
+
+def _add_kernels(
+    view: CubinView, image: Image, request: Request, described: TritonKernels, report: ImageReport
+) -> None:
+    # Imported when asked for: a listing doesn't pay for it.
+    from gwatch.inspect.facts import kernel_facts
+
+    for kernel in view.kernels:
         if not request.wants(kernel.name):
             continue
         description = described.find(kernel.name, image.path)
@@ -93,10 +106,6 @@ def _examine(image: Image, request: Request, described: TritonKernels, report: I
             from gwatch.inspect.rules import check
 
             report.violations += check(request.rules, view, kernel, facts, accesses)
-    if request.sass is not None:
-        from gwatch.inspect.listing import listing
-
-        report.sass = listing(view, request.sass, request.wants if request.kernels else None)
 
 
 def _lines(
@@ -149,6 +158,8 @@ class _Task:
         try:
             return self.future.result()
         except Exception as error:
+            from concurrent.futures import BrokenExecutor
+
             if isinstance(error, BrokenExecutor) or type(error).__module__.startswith("distributed."):
                 raise ToolError(
                     "worker-died",

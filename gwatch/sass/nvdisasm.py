@@ -19,19 +19,20 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
-import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from gwatch.errors import ToolError
+
+if TYPE_CHECKING:
+    from subprocess import CompletedProcess
 
 WORD_BYTES = 16
 MARKER = (1 << 128) - 1
@@ -79,6 +80,8 @@ def find() -> Path:
         if root and _runs(Path(root) / "bin" / program):
             return Path(root) / "bin" / program
         looked.append(f"{name} ({Path(root) / 'bin' if root else 'unset'})")
+    import shutil
+
     on_path = shutil.which(program)
     if on_path:
         return Path(on_path)
@@ -116,7 +119,9 @@ def _version(program: Path) -> str:
     return match.group(1)
 
 
-def _run(program: Path, arguments: Sequence[str], timeout: float = 1800) -> subprocess.CompletedProcess[str]:
+def _run(program: Path, arguments: Sequence[str], timeout: float = 1800) -> CompletedProcess[str]:
+    import subprocess
+
     try:
         return subprocess.run([str(program), *arguments], capture_output=True, text=True, encoding="utf-8",
                               errors="surrogateescape", timeout=timeout, check=False)
@@ -143,6 +148,8 @@ def disassemble_cubin(source: str | os.PathLike[str] | bytes, *options: str, tim
     """
     program = find()
     if isinstance(source, bytes):
+        import tempfile
+
         with tempfile.TemporaryDirectory(prefix="gwatch-") as folder:
             path = Path(folder) / "image.cubin"
             path.write_bytes(source)
@@ -161,7 +168,7 @@ def _listing(program: Path, path: Path, name: str, options: Sequence[str], timeo
     return done.stdout
 
 
-def _reason(done: subprocess.CompletedProcess[str], path: Path) -> str:
+def _reason(done: CompletedProcess[str], path: Path) -> str:
     messages = [line for line in done.stderr.splitlines() if "warning" not in line and line.strip()]
     if not messages:
         return f"exit status {done.returncode}"
@@ -249,8 +256,10 @@ class _Prober:
         self.fatal_limit = fatal_limit
         self.fatals: dict[int, int] = {}
 
-    def _run_raw(self, image: bytes, base: int, result: Probe) -> subprocess.CompletedProcess[str]:
+    def _run_raw(self, image: bytes, base: int, result: Probe) -> CompletedProcess[str]:
         result.runs += 1
+        import tempfile
+
         with tempfile.TemporaryDirectory(prefix="gwatch-") as folder:
             path = Path(folder) / "words.bin"
             path.write_bytes(image)
@@ -289,7 +298,7 @@ class _Prober:
         result.silent.update(i for i in indices if i not in seen)
         return True
 
-    def _check_usable(self, done: subprocess.CompletedProcess[str]) -> None:
+    def _check_usable(self, done: CompletedProcess[str]) -> None:
         if "is not defined for option" in done.stderr:
             raise ToolError("arch-unknown", f"this nvdisasm does not know {self.option}",
                             "use a newer or older nvidia-cuda-nvdisasm")

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
-import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -197,6 +195,8 @@ class Cubin:
         return self._kernels[matches[0]]
 
     def _not_found(self, wanted: str, name: str) -> KernelError:
+        import difflib
+
         names = list(self._kernels)
         bare = re.sub(r"[^\w]+", "", name)
         close = [n for n in names if bare and bare.lower() in n.lower()]
@@ -278,6 +278,8 @@ class Cubin:
 def write_atomically(path: Path, data: bytes) -> None:
     """Write ``data`` to ``path`` through a temporary file in the same directory. Raises CubinError
     [write-failed]."""
+    import secrets
+
     temporary = path.parent / f".{path.name}.{secrets.token_hex(6)}"
     try:
         try:

@@ -16,15 +16,15 @@ import numpy.typing as npt
 
 from gwatch.cuda.binary import nvinfo
 from gwatch.cuda.binary.elf import STO_CUDA_ENTRY, STT_FUNC, Elf, Relocation, Section, Symbol
-from gwatch.cuda.binary.graph import CFG
 from gwatch.cuda.binary.instruction import INSTRUCTION_SIZE, Instruction
-from gwatch.cuda.binary.jumptables import JumpTables, find_tables
 from gwatch.cuda.binary.nvinfo import Attr, Attribute, Parameter
 from gwatch.errors import CubinError, SiteError, UnsupportedError
 from gwatch.sass.arch import Arch
 from gwatch.sass.code import Code, code_of
 
 if TYPE_CHECKING:
+    from gwatch.cuda.binary.graph import CFG
+    from gwatch.cuda.binary.jumptables import JumpTables
     from gwatch.cuda.binary.lines import Call, LineTable
 
 
@@ -164,6 +164,8 @@ class KernelDef:
     @cached_property
     def jump_tables(self) -> JumpTables | None:
         """Jump and function tables of the kernel; None without any. Raises UnsupportedError [jump-table]."""
+        from gwatch.cuda.binary.jumptables import find_tables
+
         return find_tables(self._elf, self.section_index, self.attributes)
 
     @cached_property
@@ -220,6 +222,8 @@ class KernelDef:
     def parse_cfg(self) -> None:
         """Provide :attr:`cfg`; calling it again does nothing."""
         if self._cfg is None:
+            from gwatch.cuda.binary.graph import CFG
+
             self._cfg = CFG(self)
 
     @property
