@@ -17,7 +17,7 @@ from gwatch.errors import KernelError, ParseError
 _COMMENT = re.compile(r'"(?:[^"\\\n]|\\.)*"|//[^\n]*|/\*.*?\*/', re.DOTALL)
 _NAME = re.compile(r"\.(?:entry|func)\b\s*(?:\([^)]*\)\s*)?([$%\w]+)")
 _PARAMETER = re.compile(r"\.param\b([^,)]*?)([$%\w]+)\s*(?:\[\s*(\d*)\s*\])?\s*(?=[,)])")
-_TYPE_BITS = re.compile(r"\.(?:[bsuf]|bf)(8|16|32|64|128)(?:x2)?\b")
+_TYPE_BITS = re.compile(r"\.(?:[bsuf]|bf)(8|16|32|64|128)(x2)?\b")
 _COLUMN = re.compile(r"column (\d+): (unexpected \S+)")
 _SHOWN = 60
 
@@ -57,7 +57,7 @@ class PtxFunction:
         found = []
         for match in _PARAMETER.finditer(self.head[opening + 1 :] if opening >= 0 else ""):
             bits = _TYPE_BITS.search(match[1])
-            size = int(bits[1]) // 8 if bits else 8
+            size = int(bits[1]) // 8 * (2 if bits[2] else 1) if bits else 8
             found.append(size * int(match[3] or 1))
         return found
 

@@ -131,15 +131,17 @@ def _payload_register(kernel: KernelDef, index: int) -> int | None:
 
 
 def _writes(text: str, register: str) -> bool:
-    """Whether an instruction may write the register: its first two operands (a predicate may come before the
-    result), with the neighbours of a wide result; stores write none."""
+    """Whether an instruction may write the register: its first operand, or the second where a predicate comes first,
+    with the neighbours of a wide result; stores write none."""
     body = text.split(None, 1)[1] if text.startswith("@") and " " in text else text
     opcode, _, operands = body.partition(" ")
     if opcode.startswith(("ST", "RED", "PMTRIG")):
         return False
     number = int(register[1:])
-    named = (re.fullmatch(r"R(\d+)(\.\w+)*", part.strip()) for part in operands.split(",")[:2])
-    return any(match is not None and 0 <= number - int(match[1]) < 4 for match in named)
+    parts = [part.strip() for part in operands.split(",")[:2]]
+    named = [re.fullmatch(r"R(\d+)(\.\w+)*", part) for part in parts]
+    result = named[0] if named and named[0] is not None else named[-1] if named else None
+    return result is not None and 0 <= number - int(result[1]) < 4
 
 
 def _leaves(text: str) -> bool:
