@@ -11,6 +11,8 @@ import importlib
 import json
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NoReturn
 
 from gwatch import __version__
@@ -24,11 +26,17 @@ COMMANDS = {
     "trace": ("gwatch.cli.trace", "trace a Python program's kernels, unchanged"),
     "show": ("gwatch.cli.show", "print a trace: verdict, tables, timeline"),
     "inspect": ("gwatch.cli.inspect", "what is in a cubin, library, package or folder; rules for CI"),
+    "check": ("gwatch.cli.check", "check machine code for hazards and stale code offsets, whoever patched it"),
     "diff": ("gwatch.cli.diff", "compare two cubins, libraries or packages, kernel by kernel"),
+    "disasm": ("gwatch.cli.disasm", "a cubin's code, or bare words, as text with control words"),
+    "asm": ("gwatch.cli.asm", "such text to words, or into a cubin"),
     "doctor": ("gwatch.cli.doctor", "say what gwatch finds on this machine, and where it looked"),
     "schema": ("gwatch.cli.schema", "print the JSON Schema of a report"),
     "skill": ("gwatch.cli.skill", "print the page that tells a coding agent how to use gwatch"),
 }
+
+# Commands that print or compare code: they take --engine nvdisasm.
+_READERS = frozenset({"rewrite", "inspect", "diff", "disasm"})
 
 
 def _usage() -> str:
@@ -61,12 +69,16 @@ def run_command(name: str, arguments: list[str], prog: str | None = None) -> int
     parser = Parser(prog=prog or f"gwatch {name}", description=COMMANDS[name][1], epilog=epilog(name),
                     formatter_class=argparse.RawDescriptionHelpFormatter)
     module.add_arguments(parser)
+    if name in _READERS:
+        parser.add_argument("--engine", choices=("tables", "nvdisasm"),
+                            help="what reads the code: gwatch's tables (default), or nvdisasm as a second opinion")
     # What follows `--` is another program's; wrong arguments leave nothing better to ask than their text.
     as_json = "--json" in arguments[:arguments.index("--") if "--" in arguments else None]
     try:
         args = parser.parse_args(arguments)
         as_json = bool(getattr(args, "json", False))
-        code: int = module.run(args)
+        with _engine(getattr(args, "engine", None)):
+            code: int = module.run(args)
     except GWatchError as error:
         _refuse(error, as_json)
         return 2
@@ -75,6 +87,25 @@ def run_command(name: str, arguments: list[str], prog: str | None = None) -> int
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     return code
+
+
+@contextmanager
+def _engine(name: str | None) -> Iterator[None]:
+    """Have code read by this engine (:mod:`gwatch.sass.code`), also in worker processes."""
+    if name is None:
+        yield
+        return
+    from gwatch.sass.code import ENGINE_VARIABLE
+
+    before = os.environ.get(ENGINE_VARIABLE)
+    os.environ[ENGINE_VARIABLE] = name
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[ENGINE_VARIABLE]
+        else:
+            os.environ[ENGINE_VARIABLE] = before
 
 
 def _refuse(error: GWatchError, as_json: bool) -> None:

@@ -64,21 +64,22 @@ class Code:
         return None if self.isa is None else self.isa.section(self.words)
 
     @cached_property
-    def _all_known(self) -> bool:
-        return self.section is not None and bool(self.section.known.all())
+    def _unknown(self) -> npt.NDArray[np.int64]:
+        """Indices of the words that the tables cannot read."""
+        return np.arange(len(self.words)) if self.section is None else np.flatnonzero(~self.section.known)
 
     @cached_property
     def _opcodes(self) -> tuple[list[str], npt.NDArray[np.int64]]:
-        if self.section is not None and self._all_known:
-            found = self.section.opcodes
-            used = np.flatnonzero(np.bincount(found)) if len(found) else np.zeros(0, np.int64)
-            rename = np.zeros(len(self.section.opcode_names), np.int64)
-            rename[used] = np.arange(len(used))
-            return [self.section.opcode_names[code] for code in used.tolist()], rename[found]
         codes: dict[str, int] = {}
         out = np.zeros(len(self.words), np.int64)
-        for index, text in enumerate(self.texts):
-            out[index] = codes.setdefault(opcode_of(text), len(codes))
+        if self.section is not None and len(self.words):
+            found = self.section.opcodes
+            rename = np.zeros(len(self.section.opcode_names), np.int64)
+            for code in np.flatnonzero(np.bincount(found[found >= 0])).tolist():
+                rename[code] = codes.setdefault(self.section.opcode_names[code], len(codes))
+            out = np.where(found >= 0, rename[found] if len(rename) else 0, 0)
+        for place, text in zip(self._unknown.tolist(), self.texts_at(self._unknown), strict=True):
+            out[place] = codes.setdefault(opcode_of(text), len(codes))
         return list(codes), out
 
     @property
@@ -116,11 +117,11 @@ class Code:
     @cached_property
     def targets(self) -> npt.NDArray[np.int64]:
         """Per instruction: the byte address that a pc-relative instruction names, else -1."""
-        if self.section is not None and self._all_known:
-            targets = self.section.offsets + self.addresses + self.arch.instruction_size
-            return np.where(self.section.relative, targets, -1)
         out = np.full(len(self.words), -1, np.int64)
-        for index, text in enumerate(self.texts):
+        if self.section is not None:
+            targets = self.section.offsets + self.addresses + self.arch.instruction_size
+            out = np.where(self.section.relative, targets, -1)
+        for index, text in zip(self._unknown.tolist(), self.texts_at(self._unknown), strict=True):
             if _RELATIVE.match(text.split(None, 1)[-1] if text.startswith("@") else text):
                 match = _TARGET.search(text)
                 if match:
@@ -133,7 +134,7 @@ class Code:
         jumps = self.where(*JUMPS)
         out = np.zeros(len(self.words), np.bool_)
         out[jumps] = self.guarded[jumps]
-        if self.section is not None and self._all_known:
+        if self.section is not None and not len(self._unknown):
             several = self.section.facts(lambda template: "," in template.form.skeleton, np.bool_, True)
             out[jumps] |= several[jumps]
         else:
@@ -172,7 +173,7 @@ class Code:
         if self.section is None:
             return self._disassembled(places)
         found = self.section.texts_at(places, self.addresses)
-        if not self._all_known and None in found:
+        if len(self._unknown) and None in found:
             unknown = [at for at, text in enumerate(found) if text is None]
             for at, text in zip(unknown, self._disassembled(places[unknown]), strict=True):
                 found[at] = text

@@ -12,6 +12,7 @@ that are known to read as the shape says (equal patterns differ in their numbers
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import product
@@ -368,9 +369,9 @@ class Encoder:
         for value, (kind, text) in zip(plan.form.values, cut.values, strict=True):
             if value.name is not None:
                 if text not in value.name.labels:
-                    near = _nearest(text, value.name.labels)
-                    return EncodeError("name-unknown", f"{text!r} is not known to {opcode}", f"nearest: {near}",
-                                       value.name.labels[:12], text)
+                    near = _close(text, value.name.labels)
+                    return EncodeError("name-unknown", f"{text!r} is not known to {opcode}", _listed("nearest", near),
+                                       near, text)
                 continue
             problem: EncodeError | None = None
             for place in value.fields:
@@ -595,23 +596,47 @@ class Encoder:
         return out
 
     def _unknown(self, cut: Cut, body: str) -> EncodeError:
+        """Why no opcode has the shape of ``cut`` at all."""
         mnemonic = cut.opcode[0]
-        keys = [self.table.key(n) for n in self.table.mnemonics.get(mnemonic, ())]
+        keys = [key for n in self.table.mnemonics.get(mnemonic, ()) if (key := self.table.key(n)) is not None]
         if not keys:
-            near = _nearest(mnemonic, list(self.table.mnemonics))
+            near = _close(mnemonic, list(self.table.mnemonics))
             return EncodeError("mnemonic-unknown", f"mnemonic {mnemonic!r} in {body!r} is not in the {self.table.name} "
-                               "table", f"nearest: {near}")
-        words = {w for key in keys if key for c in key.opcode for label in c.labels for w in label.split(".")}
+                               "table", _listed("nearest", near), near, mnemonic)
+        words = {w for key in keys for c in key.opcode for label in c.labels for w in label.split(".")}
         for word in cut.opcode:
             if word not in words:
+                near = [f".{name}" for name in _close(word, sorted(words - {mnemonic, ""}))]
                 return EncodeError("modifier-unknown", f"{mnemonic} has no modifier .{word} (in {body!r})",
-                                   f"nearest: .{_nearest(word, sorted(words - {mnemonic, ''}))}")
-        skeletons = sorted({f.skeleton for key in keys if key for f in key.forms})
+                                   _listed("nearest", near), near, f".{word}")
+        hidden = self._hidden_operand(keys, cut)
+        if hidden is not None:
+            return EncodeError("operand-hidden", f"{body!r} does not say its descriptor register, which nvdisasm does "
+                               "not print", f"canonical text shows it, like {hidden}")
+        skeletons = sorted({f.skeleton for key in keys for f in key.forms})
         if cut.skeleton not in skeletons:
+            near = _close(cut.skeleton, skeletons)
             return EncodeError("form-unknown", f"{mnemonic} does not take operands like {cut.skeleton!r} ({body!r})",
-                               f"nearest form: {_nearest(cut.skeleton, skeletons)}")
+                               _listed("nearest form", near), near)
         return EncodeError("form-unknown", f"{mnemonic} has no form with these modifiers and operand marks: {body!r}",
                            "known opcode words: " + " ".join(sorted(words))[:200])
+
+    @staticmethod
+    def _hidden_operand(keys: list[Key], cut: Cut) -> str | None:
+        """The skeleton of a form that nvdisasm prints as ``cut``, without an operand it has; None if there is none."""
+        for key in keys:
+            for form in key.forms:
+                if form.hidden and shown_skeleton(form.skeleton) == cut.skeleton:
+                    return form.skeleton.replace("desc[U]", "desc[UR4]")
+        return None
+
+
+_DESCRIPTOR = re.compile(r"desc\[[^\]]*\]")
+
+
+def shown_skeleton(skeleton: str) -> str:
+    """What nvdisasm prints of an operand skeleton whose descriptors it hides."""
+    return _DESCRIPTOR.sub("", skeleton)
 
 
 def is_constant(kind: str, text: str) -> bool:
@@ -729,8 +754,12 @@ def _intersect(wanted: list[list[tuple[int, int]]]) -> list[tuple[int, int]]:
     return out
 
 
-def _nearest(word: str, known: list[str]) -> str:
+def _close(word: str, known: list[str]) -> list[str]:
+    """The nearest of ``known``, or some of them."""
     import difflib
 
-    close = difflib.get_close_matches(word, known, 3, 0.4)
-    return " ".join(close) if close else (" ".join(known[:3]) or "none")
+    return difflib.get_close_matches(word, known, 3, 0.4) or known[:3]
+
+
+def _listed(what: str, found: list[str]) -> str:
+    return f"{what}: {' '.join(found) or 'none'}"
