@@ -53,13 +53,14 @@ class RegisterFile:
     limit: int
     taken: frozenset[int]
     used: set[int] = field(default_factory=set)
+    barred: frozenset[int] = frozenset()
 
     def take(self, width: int, descending: bool = False) -> int | None:
         """The first of ``width`` free registers aligned to ``width``, or None."""
         starts = range(-(-self.first // width) * width, self.limit - width + 1, width)
         for start in reversed(starts) if descending else starts:
             group = set(range(start, start + width))
-            if not group & self.taken and not group & self.used:
+            if not group & self.taken and not group & self.used and not group & self.barred:
                 self.used |= group
                 return start
         return None
@@ -127,6 +128,14 @@ class Allocator:
                 "uniform-registers", f"{wanted}: its code names or excludes every such group"
             )
         raise RegisterPressureError("predicates", f"{wanted}: its code names or excludes all of P0-P6")
+
+    def keep_to(self, lasting: frozenset[tuple[str, int]] | None) -> None:
+        """Hand out only registers in ``lasting`` from now on; None: any again."""
+        limits = {"R": self.arch.max_registers, "UR": self.arch.uniform_zero}
+        for file, pool in (("R", self.general), ("UR", self.uniform)):
+            pool.barred = frozenset(
+                number for number in range(limits[file]) if lasting is not None and (file, number) not in lasting
+            )
 
     @property
     def new_count(self) -> int:

@@ -16,6 +16,7 @@ from gwatch.rewrite.result import PlacedSite, ReuseEdit, Rewritten
 from gwatch.rewrite.schedule import Key, Run, Scheduler
 from gwatch.rewrite.snippet import Snippet
 from gwatch.rewrite.surroundings import Surroundings
+from gwatch.sass.abi import survivors
 from gwatch.sass.arch import occupancy
 from gwatch.sass.cfg import Words
 from gwatch.sass.control import control_fields
@@ -165,10 +166,13 @@ class Rewriter:
         around = self.surroundings
         around.refuse(state=bool(self._reserved), twin=bool(wants_twin or twin))
         allocator = self._allocator()
+        lasting = self._survivors()
+        allocator.keep_to(lasting)
         state = {
             name: (item.file, allocator.take(item.file, item.width, name), item.width)
             for name, item in self._reserved.items()
         }
+        allocator.keep_to(None)
         binder = Binder(self.isa, self.kernel, around.view, allocator, state, around.idle_predicates)
         runs, registers = binder.bind(self._insertions)
         own = frozenset(
@@ -191,7 +195,6 @@ class Rewriter:
         kept = frozenset(
             (file, number) for file, first, width in state.values() for number in range(first, first + width)
         )
-        self._check_state(kept)
         before, after = self.kernel.register_count, allocator.new_count
         threads = around.max_threads
         check_launchable(self.cubin.arch, self.kernel.name, before, after, threads)
@@ -210,6 +213,7 @@ class Rewriter:
             read_board,
             write_board,
             nop,
+            lasting is not None,
         ).schedule(runs)
         built = _Build(self, runs, bool(wants_twin or twin))
         check = check_rewrite(
@@ -227,6 +231,10 @@ class Rewriter:
                 entry_only,
                 around.returns,
                 built.twin,
+                around.tables,
+                built.stride,
+                lasting,
+                kept,
             ),
         )
         edit = TextEdit(
@@ -276,11 +284,12 @@ class Rewriter:
             around.first_free,
         )
 
-    def _check_state(self, kept: frozenset[Key]) -> None:
-        if any(file == "R" for file, _ in kept):
-            self.surroundings.refuse_unknown_callees(
-                [item.index for item in self._insertions if item.index >= 0 and item.snippet.state]
-            )
+    def _survivors(self) -> frozenset[Key] | None:
+        """The registers that state must be kept in because code outside the cubin runs in between; None for any."""
+        sites = [item.index for item in self._insertions if item.index >= 0 and item.snippet.state]
+        if self.surroundings.outside_call(sites) is None:
+            return None
+        return survivors(self.cubin.arch)
 
 
 class _Build:
@@ -295,7 +304,10 @@ class _Build:
         self.layout = plan_layout(
             len(words), {run.index: len(run.lines) - run.entry for run in runs}, (0, self.entry)
         )
-        moved = place_words(self.isa, words, self.around.cfg, self.layout, self.around.returns)
+        self.stride = self.around.stride if twin else 0
+        moved = place_words(
+            self.isa, words, self.around.cfg, self.layout, self.around.returns, self.around.tables, self.stride
+        )
         self.branches, self.returns = moved.branches, moved.returns
         self.padding = -self.layout.count % TEXT_ALIGN
         start = self.layout.count + self.padding

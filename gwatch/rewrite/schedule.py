@@ -98,7 +98,8 @@ class Scheduler:
     ``own``: registers given to inserted code; ``entry_only``: further ones that only the entry's lines may
     use (the kernel writes them afterwards); ``state`` those of ``own`` that live from site to site.
     ``read_board`` and ``write_board`` are the scoreboards it may take. ``nop``: facts of a NOP, used where
-    only waiting is needed.
+    only waiting is needed. ``lends``: code outside the cubin may run between the runs and come back, so nothing of a
+    run may be in flight behind it.
     """
 
     def __init__(
@@ -113,11 +114,14 @@ class Scheduler:
         read_board: int,
         write_board: int,
         nop: WordFacts,
+        lends: bool = False,
     ) -> None:
         self.cfg, self.view, self.waits, self.latency = cfg, view, waits, latency
         self.own, self.entry_only, self.state = own, entry_only, state
         self.read_board, self.write_board = read_board, write_board
         self.nop = nop
+        # Code outside the cubin may put registers of ours away and use them in between.
+        self._lent = frozenset() if lends else own
         self._ready: dict[tuple[int, Use, str], tuple[int, int]] = {}
         self._landed: dict[tuple[int, Key], tuple[int, int]] = {}
 
@@ -152,7 +156,7 @@ class Scheduler:
         mask = sum(
             1 << board
             for board, pending in end.boards.items()
-            if pending.results & self.state or (pending.results | pending.sources) - self.own
+            if pending.results & self.state or (pending.results | pending.sources) - self._lent
         )
         if mask:
             run.lines.append(Line("NOP", self.nop, run.lines[-1].owner, control=Control(wait_mask=mask)))
@@ -350,7 +354,7 @@ class Scheduler:
             landing = [
                 at + self.latency.settled(producer, key[0])
                 for key, items in end.results.items()
-                if key not in self.own
+                if key not in self._lent
                 for at, producer in items
             ]
             shortfall = max([self._shortfall(run, end, by_index), *landing])

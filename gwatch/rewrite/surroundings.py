@@ -14,6 +14,7 @@ from gwatch.errors import UnsupportedError
 from gwatch.rewrite.registers import SPARE
 from gwatch.sass.cfg import Cfg, Flow, build_cfg, opcode_keys
 from gwatch.sass.control import NO_SCOREBOARD
+from gwatch.sass.indirect import Tables, address_loads, find_table_loads
 from gwatch.sass.latency import latency_class, latency_for
 from gwatch.sass.liveness import PredicateLiveness
 from gwatch.sass.motion import refuse_relative_returns, return_addresses
@@ -43,8 +44,33 @@ class Surroundings:
         size = self.isa.arch.instruction_size
         entries = [0, *(symbol.value // size for symbol in self.kernel.inner_functions)]
         return build_cfg(
-            self.isa, self.kernel.words, [item for item in entries if item < len(self.kernel.words)]
+            self.isa,
+            self.kernel.words,
+            [item for item in entries if item < len(self.kernel.words)],
+            self.kernel.indirect_targets,
+            self.kernel.pointer_callees,
         )
+
+    @cached_property
+    def tables(self) -> Tables:
+        """The loads behind indirect branches and calls. Raises UnsupportedError [jump-table] or [indirect-call]."""
+        found = find_table_loads(self.view, self.cfg, self.kernel.table_bytes())
+        tables = self.kernel.jump_tables
+        for start, size in found.sizes.items():
+            if tables is None or not tables.holds(start, size):
+                load = next(index for index, place in found.loads.items() if place == start)
+                raise UnsupportedError(
+                    "jump-table",
+                    f"{self.kernel.name}: the table at c[0x2][{start:#x}] that instruction {load} "
+                    f"({load * self.isa.arch.instruction_size:#x}) reads can't be told from other constants",
+                )
+        return found
+
+    @property
+    def stride(self) -> int:
+        """Bytes from a table of code offsets to the same table of the changed code, beside an untouched copy."""
+        tables = self.kernel.jump_tables
+        return tables.stride if tables is not None and self.tables.loads else 0
 
     @cached_property
     def waits(self) -> Waits:
@@ -192,8 +218,6 @@ class Surroundings:
         name = self.kernel.name
         flow = self.cfg.flow
         for mnemonic, code, what in (
-            ("BRX", "jump-table", "a jump table"),
-            ("BRXU", "jump-table", "a jump table"),
             ("JMX", "jump-table", "an indirect jump"),
             ("JMP", "jump-table", "an absolute jump"),
             ("JMXU", "jump-table", "an indirect jump"),
@@ -208,6 +232,7 @@ class Surroundings:
                     f"0x{index * self.cfg.instruction_size:x}): not rewritten yet",
                 )
         refuse_relative_returns(self.view, self.cfg)
+        _ = self.tables
         if self.returns is not None and twin and self.kernel.inner_functions:
             self._refuse_inner_references()
 
@@ -226,13 +251,13 @@ class Surroundings:
                         "relocation, so an untouched copy of the kernel can't be kept beside it",
                     )
 
-    def refuse_unknown_callees(self, sites: Iterable[int]) -> None:
-        """Raise UnsupportedError ``[callee-unknown]`` when code outside the cubin may run between the entry and one
-        of the instructions ``sites`` and come back: nobody can say which registers it uses.
+    def outside_call(self, sites: Iterable[int]) -> int | None:
+        """The first call after which code outside the cubin may run and come back before one of the instructions
+        ``sites``; None when there is none. Only what the ABI keeps survives it (:mod:`gwatch.sass.abi`).
         """
         wanted = sorted(set(sites))
         if not self.leaves or not wanted:
-            return
+            return None
         elf = self.cubin.elf
         size = self.isa.arch.instruction_size
         named: dict[int, str] = {}
@@ -245,17 +270,24 @@ class Surroundings:
             if symbol.section == 0 and symbol.kind == STT_FUNC and symbol.name
         }
         for index in self.leaves:
-            callees = {named[index]} if index in named else outside
-            unknown = sorted((callees & outside) - NEVER_RETURN)
-            after = next((site for site in wanted if self._runs_after(index, site)), None) if unknown else None
-            if after is not None:
-                calls = f"calls {unknown[0]}" if index in named else f"may call {' or '.join(unknown[:4])}"
-                raise UnsupportedError(
-                    "callee-unknown",
-                    f"{self.kernel.name} {calls} (instruction {index}), whose code isn't in the "
-                    f"cubin, so no register is known to survive it up to instruction {after}",
-                    "choose sites that can't run after the call, or a kernel without such calls",
-                )
+            callees = {named[index]} if index in named else self._loaded_callees(index) or outside
+            if (callees & outside) - NEVER_RETURN and any(self._runs_after(index, site) for site in wanted):
+                return index
+        return None
+
+    def _loaded_callees(self, index: int) -> set[str]:
+        """Names of the functions whose address the call at ``index`` loads from bank 4; empty where that isn't sure."""
+        places = address_loads(self.view, self.cfg, index)
+        elf = self.cubin.elf
+        bank = elf.find(".nv.constant4")
+        if not places or bank is None:
+            return set()
+        named = {
+            item.offset: elf.symbols[item.symbol].name
+            for section in elf.relocation_sections(bank.index)
+            for item in elf.relocations(section)
+        }
+        return {named[place] for place in places} if places <= named.keys() else set()
 
     def _runs_after(self, call: int, site: int) -> bool:
         """Whether ``site`` may run after ``call`` came back."""

@@ -3,7 +3,8 @@
 The listing of the rewritten kernel without the inserted lines must be the listing of the original: same text,
 same order, every label and target at the same instruction (or at the first line inserted before it). The
 untouched copy must read like the original. Every offset in the kernel's ``.nv.info`` must point at the
-instruction it pointed at.
+instruction it pointed at. Tables of code offsets (jump tables, functions that pointers name) must hold, where the
+changed code reads them, the new offset of each entry, and for the untouched copy what they held.
 """
 
 from __future__ import annotations
@@ -20,6 +21,10 @@ from gwatch.sass.listing import ListedSection, parse_listing
 
 SIZE = 16
 _NAMED = re.compile(r"`\(([^()`]+)\)|(\.L_x_\d+)")
+_INDIRECT = re.compile(r"^(?P<head>(?:@!?U?P\w+ )?BRXU? U?R\d+ )(?P<number>-?0x[0-9a-f]+)")
+_TABLE = re.compile(r"(?P<head>^.*\bU?LDCU?\S* .*c\[0x2\]\[(?:U?R\w+)?)\+?(?P<number>-?0x[0-9a-f]+)?\]")
+_THROUGH = re.compile(r"(?:@!?U?P\w+ )?CALL\S* U?R\d+ ")
+_POINTER = 8
 # Attribute -> (32-bit words per record, which of them are offsets).
 _OFFSETS: dict[int, tuple[int, tuple[int, ...]]] = {
     Attr.EXIT_INSTR_OFFSETS: (1, (0,)),
@@ -37,7 +42,7 @@ _OFFSETS: dict[int, tuple[int, tuple[int, ...]]] = {
 @dataclass(frozen=True, slots=True)
 class Verified:
     """What was compared: ``instructions`` of the original, ``inserted`` lines taken out, ``targets`` and
-    ``labels`` followed, ``offsets`` of attributes, ``copies`` of the code.
+    ``labels`` followed, ``offsets`` of attributes, ``copies`` of the code, ``entries`` of tables.
     """
 
     instructions: int
@@ -46,6 +51,7 @@ class Verified:
     labels: int
     offsets: int
     copies: int
+    entries: int = 0
 
 
 class _Comparison:
@@ -55,9 +61,13 @@ class _Comparison:
         self.after = _section(result.data, result.kernel)
         self.place = result.place_map.tolist()
         self.target = result.target_map.tolist()
-        self.targets = self.labels = self.offsets = 0
+        self.targets = self.labels = self.offsets = self.entries = 0
         self.entry = sum(site.count for site in result.sites if site.index < 0)
         self.returns = set(result.returns)
+        self.banks = _bank(original, result.kernel), _bank(result.data, result.kernel)
+        self.stride = len(self.banks[1]) - len(self.banks[0])
+        self.moved_loads: dict[int, int] = {}
+        self.still_loads: dict[int, int] = {}
         self.edited = {edit.index for edit in result.edits}
 
     def fail(self, what: str) -> HazardError:
@@ -84,6 +94,7 @@ class _Comparison:
                 self._twin(index, line.text, new[self.result.twin + index].text)
         self._labels()
         self._attributes(original)
+        self._tables(original)
         return Verified(
             len(old),
             len(inserted),
@@ -91,6 +102,7 @@ class _Comparison:
             self.labels,
             self.offsets,
             1 + (self.result.twin is not None),
+            self.entries,
         )
 
     def _number(self, section: ListedSection, name: str) -> int | None:
@@ -127,9 +139,26 @@ class _Comparison:
             before, after = (re.sub(r"0x[0-9a-f]+$", "", text) for text in (before, after))
             address = [int(re.findall(r"0x[0-9a-f]+", text)[-1], 16) // SIZE for text in (old, new)]
             targets, reached = [address[0]], [address[1]]
+        jump, jumps = _INDIRECT.match(before), _INDIRECT.match(after)
+        if jump and jumps:
+            # Both count from the start of the section.
+            for match, place in ((jump, index), (jumps, self.place[index])):
+                if int(match["number"], 16) != -(place + 1) * SIZE:
+                    raise self.fail(f"instruction {index} ({match[0]}) doesn't count from the section's start")
+            before, after = (match.re.sub(match["head"], text) for match, text in ((jump, before), (jumps, after)))
+        load, loads = _TABLE.match(before), _TABLE.match(after)
+        if load and loads and before != after:
+            start = int(load["number"] or "0", 16)
+            self.moved_loads[index] = start
+            if int(loads["number"] or "0", 16) != start + self.stride or not self.stride:
+                raise self.fail(f"instruction {index} ({old}) reads a table elsewhere: {new}")
+            before, after = (match.re.sub(match["head"], text) for match, text in ((load, before), (loads, after)))
+        elif load:
+            self.still_loads[index] = int(load["number"] or "0", 16)
         if before != after:
             raise self.fail(f"instruction {index} reads {old!r}, now {new!r}")
-        wanted = [self._moved(number, "RET" in old) for number in targets]
+        counts = "RET" in old or _THROUGH.match(old) is not None
+        wanted = [self._moved(number, counts) for number in targets]
         if wanted != reached:
             raise self.fail(f"instruction {index} ({old}) leads to {reached}, not {wanted}")
         self.targets += len(targets)
@@ -154,6 +183,43 @@ class _Comparison:
                 raise self.fail(f"label {name} of instruction {number} is gone")
             self.labels += 1
 
+    def _tables(self, original: bytes) -> None:
+        """Tables of code offsets: found by what the records and symbols say, compared entry by entry."""
+        old, new = self.banks
+        lists = _lists(original, self.result.kernel)
+        starts: dict[int, list[int]] = {}
+        for start in {*self.moved_loads.values(), *self.still_loads.values()}:
+            for targets in lists:
+                wanted = b"".join(target.to_bytes(4, "little") for target in targets)
+                if targets and old[start : start + len(wanted)] == wanted:
+                    known = starts.get(start, [])
+                    starts[start] = max(known, [start + 4 * place for place in range(len(targets))], key=len)
+        functions = _functions(original, self.result.kernel, old)
+        if functions:
+            starts[0] = [_POINTER * (1 + place) for place in range(functions)]
+        for index, start in self.moved_loads.items():
+            if start not in starts:
+                raise self.fail(f"instruction {index} reads c[0x2][{start:#x}] elsewhere, which is no table")
+        if self.stride and new[: len(old)] != old:
+            raise self.fail("the tables of the untouched copy changed")
+        for index, start in self.still_loads.items():
+            if start in starts and self.stride:
+                raise self.fail(f"instruction {index} still reads the old table at c[0x2][{start:#x}]")
+        fresh = new[self.stride :]
+        moved = {place for places in starts.values() for place in places}
+        if len(fresh) != len(old):
+            raise self.fail(f"the tables have {len(fresh)} bytes, not {len(old)}")
+        for place in range(0, len(old) - 3, 4):
+            before, after = (int.from_bytes(bank[place : place + 4], "little") for bank in (old, fresh))
+            if before == after and place not in moved:
+                continue
+            index, rest = divmod(before, SIZE)
+            if rest or index >= len(self.target) or after != self.target[index] * SIZE:
+                raise self.fail(f"c[0x2][{place:#x}] was {before:#x} and is {after:#x}")
+            self.entries += 1
+        if old[len(old) // 4 * 4 :] != fresh[len(old) // 4 * 4 :]:
+            raise self.fail("constants behind the tables changed")
+
     def _attributes(self, original: bytes) -> None:
         old = _attributes(original, self.result.kernel)
         new = _attributes(self.result.data, self.result.kernel)
@@ -162,6 +228,26 @@ class _Comparison:
         for before, after in zip(old, new, strict=True):
             if before.code in _OFFSETS:
                 self._offsets(before, after)
+            elif before.code == Attr.INDIRECT_BRANCH_TARGETS:
+                self._records(before, after)
+
+    def _records(self, before: Attribute, after: Attribute) -> None:
+        """Branch by branch: the instruction itself, a tag, and how many targets, each the first line before it."""
+        copies = [(lambda index: self.place[index], lambda index: self.target[index])]
+        twin = self.result.twin
+        if twin is not None:
+            copies.append((lambda index: twin + index, lambda index: twin + index))
+        wanted: list[int] = []
+        for place, target in copies:
+            words = list(before.words)
+            while words:
+                branch, tag, count = words[:3]
+                wanted += [place(branch // SIZE) * SIZE, tag, count]
+                wanted += [target(word // SIZE) * SIZE for word in words[3 : 3 + count]]
+                self.offsets += 1 + count
+                words = words[3 + count :]
+        if wanted != list(after.words):
+            raise self.fail("the lists of jump tables do not name the instructions they named")
 
     def _offsets(self, before: Attribute, after: Attribute) -> None:
         width, columns = _OFFSETS[before.code]
@@ -191,6 +277,36 @@ def _section(image: bytes, kernel: str) -> ListedSection:
     listing = parse_listing(nvdisasm.disassemble_cubin(image, "-c", "-fun", str(number)))
     section, _ = listing.function(kernel)
     return section
+
+
+def _bank(image: bytes, kernel: str) -> bytes:
+    """The kernel's constant bank 2; empty where it has none."""
+    cubin = Cubin.from_bytes(image)
+    section = cubin.elf.find(f".nv.constant2.{kernel}")
+    return b"" if section is None or not section.in_file else cubin.elf.content(section)
+
+
+def _lists(image: bytes, kernel: str) -> list[tuple[int, ...]]:
+    """The targets of each indirect branch, in bytes, as the records say."""
+    found = []
+    for attribute in _attributes(image, kernel):
+        words = list(attribute.words) if attribute.code == Attr.INDIRECT_BRANCH_TARGETS else []
+        while words:
+            found.append(tuple(words[3 : 3 + words[2]]))
+            words = words[3 + words[2] :]
+    return found
+
+
+def _functions(image: bytes, kernel: str, bank: bytes) -> int:
+    """How many functions the pointers' table at the start of the bank names."""
+    symbols = {symbol.value for symbol in Cubin.from_bytes(image).get_kerneldef_by_name(kernel).inner_functions}
+    count = 0
+    while bank[:_POINTER] == (1).to_bytes(_POINTER, "little"):
+        at = _POINTER * (1 + count)
+        if len(bank) < at + _POINTER or int.from_bytes(bank[at : at + _POINTER], "little") not in symbols:
+            break
+        count += 1
+    return count
 
 
 def _attributes(image: bytes, kernel: str) -> tuple[Attribute, ...]:

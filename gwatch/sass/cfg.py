@@ -3,7 +3,8 @@
 Everything here works on instruction *indices* (address / instruction size) of one section. The graph is a
 safe over-approximation on what a section can show: a call enters its callee and every return of that callee
 leads back behind each of its calls; a call that leaves the section continues behind itself. Indirect branches
-(jump tables) have no successor here; callers that need them look at :attr:`Cfg.indirect` and refuse.
+and relative calls through a register lead where ``jumps`` and ``callees`` say (the compiler lists them beside the
+code); those that nobody lists are in :attr:`Cfg.indirect`, which callers that need every successor refuse.
 
 Semantics as seen in compiler output: ``BRA`` is conditional when it has a guard or a further operand
 (``BRA P1, target``, ``BRA.DIV UR4, target``); ``WARPSYNC.COLLECTIVE`` goes on or jumps; ``BSSY`` and ``LEPC``
@@ -14,7 +15,7 @@ there.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING
@@ -44,6 +45,7 @@ class Flow(IntEnum):
     EXIT = 6
     INDIRECT = 7
     REFERENCE = 8
+    CALL_INDIRECT = 9
 
 
 _KINDS = {
@@ -66,7 +68,8 @@ _KINDS = {
     "JCAL": Flow.CALL_OUT,
 }
 FLOW_MNEMONICS = frozenset(_KINDS)
-_FALLS_THROUGH = np.array([True, True, True, False, True, False, False, False, True])
+_CALLS = (Flow.CALL, Flow.CALL_INDIRECT)
+_FALLS_THROUGH = np.array([True, True, True, False, True, False, False, False, True, False])
 
 
 def opcode_keys(words: Words) -> npt.NDArray[np.int32]:
@@ -140,6 +143,8 @@ def flow_table(isa: Isa, words: Words) -> FlowTable:
                 flow = Flow.NEXT
             elif flow == Flow.CALL and (address is None or target[index] == OUTSIDE):
                 flow = Flow.CALL_OUT
+            elif flow == Flow.CALL and any(use.file in ("R", "UR") for use in decoded.effects.reads):
+                flow = Flow.CALL_INDIRECT
             elif mnemonic == "BSSY":
                 barrier[index] = _barrier(isa, words, index)
             kind[index] = flow
@@ -189,11 +194,14 @@ class Block:
 
 @dataclass(slots=True)
 class Cfg:
-    """The graph of a section. ``entries`` are the indices where code may be entered from outside."""
+    """The graph of a section. ``entries`` are the indices where code may be entered from outside; ``jumps``: where
+    each indirect branch, and each call through a register, may lead.
+    """
 
     flow: FlowTable
     entries: tuple[int, ...]
     instruction_size: int = 16
+    jumps: Mapping[int, Sequence[int]] = field(default_factory=dict)
     _extra: dict[int, list[int]] = field(default_factory=dict, repr=False)
     _back: dict[int, list[int]] = field(default_factory=dict, repr=False)
     _falls: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, bool), repr=False)
@@ -204,10 +212,15 @@ class Cfg:
         count = len(flow.kind)
         self._falls = _FALLS_THROUGH[flow.kind] | flow.conditional
         self._falls &= ~((flow.kind == Flow.BRANCH) & ~flow.conditional)
+        # A call to nobody knows where is taken to come back.
+        self._falls[[i for i in self.indirect if flow.kind[i] == Flow.CALL_INDIRECT]] = True
         self._falls[count - 1 :] = False
         jumps = np.flatnonzero(np.isin(flow.kind, (Flow.BRANCH, Flow.SPLIT, Flow.CALL)) & (flow.target >= 0))
         for index in jumps.tolist():
             self._edge(index, int(flow.target[index]))
+        for index, targets in self.jumps.items():
+            for target in dict.fromkeys(targets):
+                self._edge(index, target)
         self._bsync_edges()
         self._return_edges()
 
@@ -228,16 +241,24 @@ class Cfg:
                     self._edge(sync, target)
 
     def _return_edges(self) -> None:
-        calls = np.flatnonzero(self.flow.kind == Flow.CALL).tolist()
         callers: dict[int, list[int]] = {}
-        for call in calls:
-            callers.setdefault(int(self.flow.target[call]), []).append(call)
+        for call in np.flatnonzero(np.isin(self.flow.kind, _CALLS)).tolist():
+            for callee in self.callees(call):
+                callers.setdefault(callee, []).append(call)
         for callee, sites in callers.items():
             for index in self.function_body(callee):
                 if self.flow.kind[index] == Flow.RETURN:
                     for site in sites:
                         if site + 1 < len(self.flow.kind):
                             self._edge(index, site + 1)
+
+    def callees(self, index: int) -> tuple[int, ...]:
+        """Where the call at ``index`` may lead inside this section; nothing for other instructions."""
+        if self.flow.kind[index] == Flow.CALL:
+            return (int(self.flow.target[index]),)
+        if self.flow.kind[index] == Flow.CALL_INDIRECT:
+            return tuple(dict.fromkeys(self.jumps.get(index, ())))
+        return ()
 
     def function_body(self, entry: int) -> list[int]:
         """Indices reached from ``entry`` without entering a callee (calls are stepped over), sorted."""
@@ -246,7 +267,7 @@ class Cfg:
         kind = self.flow.kind
         while stack:
             index = stack.pop()
-            if kind[index] == Flow.CALL:
+            if kind[index] in _CALLS:
                 following = [index + 1] if index + 1 < len(kind) else []
             elif kind[index] == Flow.RETURN:
                 following = [index + 1] if self._falls[index] else []
@@ -276,9 +297,9 @@ class Cfg:
 
     @property
     def indirect(self) -> list[int]:
-        """Indices of indirect branches (jump tables), whose successors the section does not show."""
-        found: list[int] = np.flatnonzero(self.flow.kind == Flow.INDIRECT).tolist()
-        return found
+        """Indices of indirect branches and calls whose targets nobody lists."""
+        found: list[int] = np.flatnonzero(np.isin(self.flow.kind, (Flow.INDIRECT, Flow.CALL_INDIRECT))).tolist()
+        return [index for index in found if index not in self.jumps]
 
     @property
     def leaders(self) -> npt.NDArray[np.bool_]:
@@ -312,9 +333,22 @@ class Cfg:
         return seen
 
 
-def build_cfg(isa: Isa, words: Words, entries: Sequence[int] = (0,)) -> Cfg:
+def build_cfg(
+    isa: Isa,
+    words: Words,
+    entries: Sequence[int] = (0,),
+    jumps: Mapping[int, Sequence[int]] | None = None,
+    callees: Sequence[int] = (),
+) -> Cfg:
     """The control-flow graph of a section's ``words`` ``(n, 2)`` with function entries at ``entries``.
 
-    Raises what :func:`flow_table` raises.
+    ``jumps``: index of an indirect branch (or call) -> its targets; ``callees``: where the other relative calls through
+    a register may lead. Raises what :func:`flow_table` raises.
     """
-    return Cfg(flow_table(isa, words), tuple(sorted(set(entries))), isa.arch.instruction_size)
+    flow = flow_table(isa, words)
+    indirect = (Flow.INDIRECT, Flow.CALL_INDIRECT)
+    listed = {index: targets for index, targets in (jumps or {}).items() if flow.kind[index] in indirect}
+    if len(callees):
+        calls = np.flatnonzero(flow.kind == Flow.CALL_INDIRECT).tolist()
+        listed |= dict.fromkeys([index for index in calls if index not in listed], callees)
+    return Cfg(flow, tuple(sorted(set(entries))), isa.arch.instruction_size, listed)

@@ -64,7 +64,7 @@ class RewriteChecker:
         self.isa, self.latency, self.old = isa, latency, rewrite
         self.size = isa.arch.instruction_size
         self.view = CodeView(isa, rewrite.words[: rewrite.count])
-        self.cfg = build_cfg(isa, self.view.words, (0,))
+        self.cfg = build_cfg(isa, self.view.words, (0,), rewrite.jumps())
         self.waits = Waits(self.view)
         self.inserted = rewrite.inserted[: rewrite.count]
         self.new = np.flatnonzero(self.inserted).tolist()
@@ -245,7 +245,9 @@ class RewriteChecker:
         """Report registers of the kernel (or of its entry) that are still in flight when the kernel goes
         on."""
         for where, found in (("be read", flight.sources), ("be written", flight.results)):
-            lent = {key for keys in found.values() for key in keys} - self.old.own
+            lent = {key for keys in found.values() for key in keys}
+            # Code outside the cubin may put a register away and use it in between.
+            lent -= self.old.own if self.old.survivors is None else frozenset()
             if lent:
                 name = "".join(map(str, min(lent)))
                 self._report(end - 1, "lent", f"{name} may still {where} when the kernel goes on")
@@ -257,7 +259,8 @@ class RewriteChecker:
             left += self.view.stall(index)
             facts = self.view.facts(index)
             for use in facts.writes():
-                shared = any(key not in self.old.own for key in _keys(use))
+                lends = self.old.survivors is not None
+                shared = lends or any(key not in self.old.own for key in _keys(use))
                 slow = self.latency.settled(latency_class(facts.opcode), use.file)
                 if shared and facts.kind == "fixed" and left < slow:
                     self._report(

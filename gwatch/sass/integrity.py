@@ -7,13 +7,15 @@ copy must be what they claim to be; and the registers given to inserted code mus
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from gwatch.sass.cfg import Cfg, Flow, Words
+from gwatch.sass.control import CONTROL_MASK
+from gwatch.sass.indirect import Tables, displacement, table_place
 from gwatch.sass.scoreboards import Waits
 from gwatch.sass.uses import CodeView
 
@@ -24,6 +26,7 @@ Key = tuple[str, int]
 _REUSE_HIGH = np.uint64(15 << (122 - 64))
 _YIELD_HIGH = np.uint64(1 << (109 - 64))
 _IMMEDIATE_LOW = np.uint64(0xFFFFFFFF << 32)
+_CONTROL_HIGH = np.uint64(CONTROL_MASK >> 64)
 _REUSE_BITS = 15 << 122
 
 
@@ -44,7 +47,10 @@ class Rewrite:
     twin if there is one (``twin`` is its first index). ``inserted`` (m,): which words are new. ``entry``: how
     many of the words before the first original run only at function entry. ``own``: the registers given to
     inserted code; ``entry_only``: further ones that the entry's words may use. ``returns``: original
-    instructions that load a return address, with the address. ``count``: words before padding.
+    instructions that load a return address, with the address. ``count``: words before padding. ``tables``: the loads
+    from tables of code offsets; the moved tables stand ``stride`` bytes behind the old ones. ``survivors``: where code
+    outside the cubin may run and come back, the registers that it leaves alone; None where none runs. ``kept``: the
+    registers that inserted code keeps from one place to the next.
     """
 
     view: CodeView
@@ -58,6 +64,30 @@ class Rewrite:
     entry_only: frozenset[Key]
     returns: dict[int, int]
     twin: int | None
+    tables: Tables = field(default_factory=Tables)
+    stride: int = 0
+    survivors: frozenset[Key] | None = None
+    kept: frozenset[Key] = frozenset()
+
+    def reached(self, target: int, plain: bool = False) -> int:
+        """Where something that reaches original instruction ``target`` must now lead: the first word inserted before
+        it, behind those that run only when the function is entered (unless ``plain``).
+        """
+        places = np.flatnonzero(~self.inserted[: self.count])
+        place = int(places[target]) if target < len(places) else self.count
+        while place > 0 and self.inserted[place - 1]:
+            place -= 1
+        return place + self.entry if target == 0 and not plain else place
+
+    def jumps(self) -> dict[int, list[int]]:
+        """The targets of indirect branches and calls in the new code, by new index."""
+        places = np.flatnonzero(~self.inserted[: self.count])
+        moved = {target: self.reached(target) for targets in self.cfg.jumps.values() for target in targets}
+        return {
+            int(places[index]): [moved[target] for target in targets]
+            for index, targets in self.cfg.jumps.items()
+            if index < len(places)
+        }
 
 
 class OriginalsChecker:
@@ -83,6 +113,8 @@ class OriginalsChecker:
         return True
 
     def _registers(self) -> None:
+        for file, number in sorted(self.old.kept - self.old.survivors if self.old.survivors is not None else ()):
+            self._report(0, "survive", f"{file}{number} must outlive calls that need not leave it alone")
         for file in ("R", "UR", "P"):
             named = self.old.view.named(file, certain=True)
             shared = sorted(number for kind, number in self.old.own if kind == file and number in named)
@@ -92,11 +124,7 @@ class OriginalsChecker:
                 )
 
     def _reached(self, target: int, plain: bool) -> int:
-        """Where something that reaches original instruction ``target`` must now lead."""
-        place = int(self.place[target]) if target < len(self.place) else self.old.count
-        while place > 0 and self.inserted[place - 1]:
-            place -= 1
-        return place + self.old.entry if target == 0 and not plain else place
+        return self.old.reached(target, plain)
 
     def _originals(self) -> None:
         old, new = self.old.view.words, self.view.words[self.place]
@@ -110,9 +138,11 @@ class OriginalsChecker:
         for index in np.flatnonzero((differs != 0).any(axis=1)).tolist():
             if index in self.old.returns:
                 differs[index, 0] &= ~_IMMEDIATE_LOW
-            if index not in relative and differs[index].any():
+            indirect = index in self.old.tables.branches or (self.old.stride and index in self.old.tables.loads)
+            if index not in relative and not indirect and differs[index].any():
                 self._report(int(self.place[index]), "changed", f"original instruction {index} was changed")
         self._targets(relative)
+        self._tables(old, new)
         for index, address in self.old.returns.items():
             value = int(new[index, 0] >> np.uint64(32))
             wanted = self._reached(address // self.size, plain=False) * self.size
@@ -139,7 +169,8 @@ class OriginalsChecker:
         for index in relative:
             place = int(self.place[index])
             target = int(after.target[place])
-            wanted = self._reached(int(before.target[index]), before.kind[index] == Flow.RETURN)
+            plain = before.kind[index] in (Flow.RETURN, Flow.CALL_INDIRECT)
+            wanted = self._reached(int(before.target[index]), plain)
             if target != wanted or before.kind[index] != after.kind[place]:
                 self._report(
                     place,
@@ -154,6 +185,22 @@ class OriginalsChecker:
             original = int(self.old.view.words[index, 0]) | int(self.old.view.words[index, 1]) << 64
             if back != original and (back ^ original) & ~_REUSE_BITS:
                 self._report(place, "changed", f"original instruction {index} was changed beyond its target")
+
+    def _tables(self, old: Words, new: Words) -> None:
+        """Indirect branches still count from the section's start; loads read the moved tables."""
+        tables, size = self.old.tables, self.size
+        for index in (*tables.branches, *(tables.loads if self.old.stride else ())):
+            place = int(self.place[index])
+            before, after = self.old.view.facts(index).text, self.view.facts(place).text
+            same_control = not (old[index, 1] ^ new[index, 1]) & _CONTROL_HIGH & ~_REUSE_HIGH
+            if index in tables.branches:
+                (was, start), (now, end) = displacement(before), displacement(after)
+                right = was == now and start + (index + 1) * size == 0 == end + (place + 1) * size
+            else:
+                was_at, now_at = table_place(before), table_place(after)
+                right = was_at is not None and now_at == (was_at[0], was_at[1] + self.old.stride)
+            if not right or not same_control:
+                self._report(place, "table", f"instruction {index} ({before}) became {after}")
 
     def _tail(self) -> None:
         old = self.old

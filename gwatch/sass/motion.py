@@ -5,9 +5,10 @@ the new words. Two maps, because two questions are asked: *who is reached* by a 
 first word inserted before it: ``target_map``) and *where is* instruction i itself (``place_map``).
 
 Holders of code positions inside the words, all handled here: relative targets (BRA, BSSY, CALL.REL, RET.REL,
-WARPSYNC, LEPC), and the immediates that a caller of a function inside the section loads as return address
-(``MOV R54, 0x3ea0; CALL.REL.NOINC f`` with ``RET.REL.NODEC R54`` in ``f``), found by following the returned
-register back to the callers.
+WARPSYNC, LEPC), the displacements of indirect branches (:mod:`gwatch.sass.indirect`), and the immediates that a caller
+of a function inside the section loads as return address (``MOV R54, 0x3ea0; CALL.REL.NOINC f`` with
+``RET.REL.NODEC R54`` in ``f``), found by following the returned register back to the callers, through the stack where
+the function keeps it there.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ import numpy.typing as npt
 
 from gwatch.errors import GWatchError, UnsupportedError
 from gwatch.sass.cfg import OUTSIDE, Cfg, Flow, Words, build_cfg, word_at
+from gwatch.sass.indirect import Tables, find_table_loads, moved_branch, shifted_load
+from gwatch.sass.stack import saved_from
 from gwatch.sass.uses import CodeView
 
 if TYPE_CHECKING:
@@ -31,7 +34,6 @@ Indices = npt.NDArray[np.int64]
 _IMMEDIATE_SHIFT = 32
 _MOVE_IMMEDIATE = re.compile(r"(?:MOV|IMAD\.MOV(?:\.U32)?) R(\d+),(?: RZ, RZ,)? (0x[0-9a-f]+)(?:, 0xf)?$")
 _MOVE_REGISTER = re.compile(r"(?:MOV|IMAD\.MOV(?:\.U32)?) R(\d+),(?: RZ, RZ,)? R(\d+)(?:, 0xf)?$")
-_WITHOUT_MEANING = frozenset({"RPCMOV", "JMP", "JMX", "JMXU", "BRX", "BRXU"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,7 @@ def return_addresses(view: CodeView, cfg: Cfg, relocated: frozenset[int] = froze
 
     ``relocated`` are instructions whose immediate a relocation supplies (the container moves those). Raises
     UnsupportedError ``[return-address]`` when a returned-to address comes from anything but such a move, a
-    copy of one, LEPC or a relocation.
+    copy of one, the function's stack frame, LEPC or a relocation.
     """
     found: dict[int, int] = {}
     size = cfg.instruction_size
@@ -131,6 +133,9 @@ def _sources(
             out.append((at, int(immediate[2], 16)))
         elif copy:
             stack.extend((before, int(copy[2])) for before in _before(view, cfg, at, int(copy[2])))
+        elif facts.mnemonic == "LDL":
+            for store, kept in saved_from(view, cfg, at, wanted):
+                stack.extend((before, kept) for before in _before(view, cfg, store, kept))
         else:
             raise UnsupportedError(
                 "return-address",
@@ -147,14 +152,15 @@ def _before(view: CodeView, cfg: Cfg, index: int, register: int) -> list[int]:
     out = []
     for item in cfg.predecessors(index):
         call = index - 1
-        if cfg.flow.kind[item] == Flow.RETURN and call >= 0 and cfg.flow.kind[call] == Flow.CALL:
-            body = cfg.function_body(int(cfg.flow.target[call]))
-            if np.isin(view.writers("R", register), body).any():
-                raise UnsupportedError(
-                    "return-address",
-                    f"the function called at instruction {call} changes R{register}, "
-                    "which holds a return address",
-                )
+        if cfg.flow.kind[item] == Flow.RETURN and call >= 0 and cfg.callees(call):
+            for callee in cfg.callees(call):
+                body = cfg.function_body(callee)
+                if np.isin(view.writers("R", register), body).any():
+                    raise UnsupportedError(
+                        "return-address",
+                        f"the function called at instruction {call} changes R{register}, "
+                        "which holds a return address",
+                    )
             item = call
         if item not in out:
             out.append(item)
@@ -164,20 +170,32 @@ def _before(view: CodeView, cfg: Cfg, index: int, register: int) -> list[int]:
 @dataclass(frozen=True, slots=True)
 class Moved:
     """``words`` ``(count, 2)`` with rows of inserted words still zero where none were given; ``branches`` and
-    ``returns``: the original indices whose target field or immediate was re-encoded.
+    ``returns``: the original indices whose target field or immediate was re-encoded; ``loads``: those that load from
+    a table further on.
     """
 
     words: Words
     layout: Layout
     branches: tuple[int, ...]
     returns: tuple[int, ...]
+    loads: tuple[int, ...] = ()
 
 
-def place_words(isa: Isa, words: Words, cfg: Cfg, layout: Layout, returns: Mapping[int, int]) -> Moved:
+def place_words(
+    isa: Isa,
+    words: Words,
+    cfg: Cfg,
+    layout: Layout,
+    returns: Mapping[int, int],
+    tables: Tables | None = None,
+    stride: int = 0,
+) -> Moved:
     """The original ``words`` in their new places, with every code position in them re-encoded.
 
-    ``returns`` is what :func:`return_addresses` found. Raises UnsupportedError ``[branch-outside]`` for a
-    relative target outside the section, ``[jump-table]`` for indirect branches, and whatever the ISA refuses.
+    ``returns`` is what :func:`return_addresses` found, ``tables`` what
+    :func:`~gwatch.sass.indirect.find_table_loads` found, ``stride`` by how many bytes the moved tables stand behind
+    the old ones (0: in their place). Raises UnsupportedError ``[branch-outside]`` for a relative target outside the
+    section, ``[jump-table]`` or ``[indirect-call]`` for one that is in no list, and whatever the ISA refuses.
     """
     size = isa.arch.instruction_size
     _refuse(isa, words, cfg)
@@ -190,13 +208,26 @@ def place_words(isa: Isa, words: Words, cfg: Cfg, layout: Layout, returns: Mappi
         if place < 0:
             continue
         # A relative return adds its register to the start of the function, not to a place that branches
-        # reach.
-        chosen = layout.target_map if cfg.flow.kind[index] == Flow.RETURN else layout.branch_map
+        # reach; so does a call through a register.
+        counts = cfg.flow.kind[index] in (Flow.RETURN, Flow.CALL_INDIRECT)
+        chosen = layout.target_map if counts else layout.branch_map
         address = int(chosen[target]) * size
         if address - place * size != (target - index) * size:
             word = isa.with_target(word_at(words, index), place * size, address)
             out[place] = word & (1 << 64) - 1, word >> 64
             branches.append(index)
+    found = tables or Tables()
+    for index in found.branches:
+        place = int(layout.place_map[index])
+        if place >= 0 and place != index:
+            word = moved_branch(isa, words, index, place)
+            out[place] = word & (1 << 64) - 1, word >> 64
+            branches.append(index)
+    loads = sorted(found.loads) if stride else []
+    for index in loads:
+        place = int(layout.place_map[index])
+        word = shifted_load(isa, words, index, stride)
+        out[place] = word & (1 << 64) - 1, word >> 64
     moved_returns = []
     for index, address in returns.items():
         place = int(layout.place_map[index])
@@ -204,10 +235,7 @@ def place_words(isa: Isa, words: Words, cfg: Cfg, layout: Layout, returns: Mappi
         if place >= 0 and value != address:
             out[place, 0] = np.uint64(int(words[index, 0]) & 0xFFFFFFFF | value << _IMMEDIATE_SHIFT)
             moved_returns.append(index)
-    return Moved(out, layout, tuple(branches), tuple(moved_returns))
-
-
-_REGISTER = re.compile(r"(?<![A-Z])U?R\d")
+    return Moved(out, layout, tuple(sorted(branches)), tuple(moved_returns), tuple(loads))
 
 
 def _refuse(isa: Isa, words: Words, cfg: Cfg) -> None:
@@ -219,20 +247,11 @@ def _refuse(isa: Isa, words: Words, cfg: Cfg) -> None:
         )
     for index in cfg.indirect:
         raise UnsupportedError(
-            "jump-table",
-            f"instruction {index} (0x{index * size:x}) is "
-            f"{isa.decode(word_at(words, index), pc=index * size).opcode}: kernels with jump tables "
-            "aren't rewritten yet",
+            "indirect-call" if flow.kind[index] == Flow.CALL_INDIRECT else "jump-table",
+            f"instruction {index} (0x{index * size:x}) is {isa.decode(word_at(words, index), pc=index * size).text}, "
+            "which leads somewhere that the cubin doesn't list",
+            "code positions that can't be followed to their table aren't moved",
         )
-    for index in np.flatnonzero(flow.kind == Flow.CALL).tolist():
-        text = isa.decode(word_at(words, index), pc=index * size).text
-        if _REGISTER.search(text):
-            # Where it goes, and which address it hands over to return to, is only known when it runs.
-            raise UnsupportedError(
-                "indirect-call",
-                f"instruction {index} (0x{index * size:x}) is {text}, a call through a register relative to its "
-                "section: not moved yet",
-            )
     for index in np.flatnonzero((flow.kind == Flow.CALL_OUT) | (flow.kind == Flow.REFERENCE)).tolist():
         opcode = isa.decode(word_at(words, index), pc=index * size).opcode
         if flow.target[index] < 0 and ("REL" in opcode.split(".") or flow.kind[index] == Flow.REFERENCE):
@@ -261,15 +280,20 @@ def move_words(
     deleted: frozenset[int] = frozenset(),
     entries: Sequence[int] = (0,),
     relocated: frozenset[int] = frozenset(),
+    jumps: Mapping[int, Sequence[int]] | None = None,
+    callees: Sequence[int] = (),
+    bank: bytes = b"",
 ) -> Moved:
     """Insert finished 128-bit words before instructions, delete others, and move everything.
 
     ``inserted`` maps an index (0 .. n) to the words that go before it; their own relative targets must
-    already fit their new place. A deleted instruction may not be one that loads a return address. Raises
-    UnsupportedError by name for what can't be moved.
+    already fit their new place. A deleted instruction may not be one that loads a return address. ``jumps`` and
+    ``callees`` are those of :func:`~gwatch.sass.cfg.build_cfg`, ``bank`` the contents of constant bank 2, where their
+    tables are moved in place. Raises UnsupportedError by name for what can't be moved.
     """
     view = CodeView(isa, words)
-    cfg = build_cfg(isa, words, entries)
+    cfg = build_cfg(isa, words, entries, jumps, callees)
+    tables = find_table_loads(view, cfg, bank)
     refuse_relative_returns(view, cfg)
     returns = return_addresses(view, cfg, relocated)
     bad = deleted & returns.keys()
@@ -280,7 +304,7 @@ def move_words(
     layout = plan_layout(
         len(words), {index: len(items) for index, items in inserted.items()}, deleted=deleted
     )
-    moved = place_words(isa, words, cfg, layout, returns)
+    moved = place_words(isa, words, cfg, layout, returns, tables)
     for index, items in inserted.items():
         start = int(layout.target_map[index])
         for offset, word in enumerate(items):

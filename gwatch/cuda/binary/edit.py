@@ -43,7 +43,17 @@ def edit_instructions(
     isa = isa_for(kernel.arch)
     relocated = frozenset(entry.offset // INSTRUCTION_SIZE for entry in kernel.relocations)
     spare, nop = _padding(isa, kernel)
-    moved = move_words(isa, kernel.words, inserted, deleted | spare, kernel.entry_indices, relocated)
+    moved = move_words(
+        isa,
+        kernel.words,
+        inserted,
+        deleted | spare,
+        kernel.entry_indices,
+        relocated,
+        kernel.indirect_targets,
+        kernel.pointer_callees,
+        kernel.table_bytes(),
+    )
     tail = np.tile(nop, (-len(moved.words) % _STEP, 1))
     text = np.ascontiguousarray(np.concatenate((moved.words, tail)), dtype="<u8").tobytes()
     target = moved.layout.target_map.copy()
