@@ -49,6 +49,7 @@ def main() -> int:
         matmul,
         process,
         records,
+        scopes,
         state,
         values,
     )

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from gwatch.cuda.binary.constants import add_note
 from gwatch.cuda.binary.cubin import Cubin
 from gwatch.cuda.binary.kernel import KernelDef
 from gwatch.cuda.binary.ptx import PtxFunction, PtxModule
@@ -23,7 +24,7 @@ from gwatch.rewrite.ring import (
     checked_duration,
     round_depth,
 )
-from gwatch.rewrite.sitemap import MappedSite, SiteMap
+from gwatch.rewrite.sitemap import NOTE_NAME, MappedSite, SiteMap
 from gwatch.rewrite.trace import LONG_NS
 
 CONSTANT3 = ".nv.constant3"
@@ -31,7 +32,8 @@ CONSTANT3 = ".nv.constant3"
 
 @dataclass(frozen=True, slots=True)
 class PtxPlan:
-    """A kernel compiled from PTX with records: ``data`` is the cubin, ``text`` its PTX, ``compiler`` who made it."""
+    """A kernel compiled from PTX with records: ``data`` is the cubin (with ``site_map`` as a note), ``text`` its
+    PTX, ``compiler`` who made it."""
 
     data: bytes
     site_map: SiteMap
@@ -171,7 +173,9 @@ def plan_ptx(
         registers_after=traced.register_count,
         pairs_at_exit=False,
     )
-    return PtxPlan(data, site_map, text, f"ptxas {tool.release} ({tool.path})")
+    return PtxPlan(
+        add_note(data, NOTE_NAME, site_map.to_bytes()), site_map, text, f"ptxas {tool.release} ({tool.path})"
+    )
 
 
 def _constants(cubin: Cubin) -> dict[str, int]:
