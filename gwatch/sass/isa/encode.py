@@ -399,15 +399,17 @@ class Encoder:
             return bits
         return values.parse_number(kind, text, self.zero)
 
+    def _keys(self, mnemonic: str) -> list[Key]:
+        """The opcodes of a mnemonic; the index of a table shared by several targets has more than one of them has."""
+        return [key for n in self.table.mnemonics.get(mnemonic, ()) if (key := self.table.key(n)) is not None]
+
     def plans(self, cut: Cut) -> list[Plan]:
         """All ways to encode the shape of ``cut``, those that compilers use first."""
         shape = (cut.opcode, cut.skeleton, cut.attachments)
         plans = self._plans.get(shape)
         if plans is None:
             plans = []
-            for number in self.table.mnemonics.get(cut.opcode[0], ()):
-                key = self.table.key(number)
-                assert key is not None
+            for key in self._keys(cut.opcode[0]):
                 for form in key.forms:
                     if form.skeleton != cut.skeleton:
                         continue
@@ -434,9 +436,8 @@ class Encoder:
 
     def _rival(self, key: Key, cut: Cut) -> Key | None:
         """Another opcode of the mnemonic that nothing in its fixed words tells apart from ``key`` for this text."""
-        for number in self.table.mnemonics.get(cut.opcode[0], ()):
-            other = self.table.key(number)
-            if other is None or other is key or all(f.skeleton != cut.skeleton for f in other.forms):
+        for other in self._keys(cut.opcode[0]):
+            if other is key or all(f.skeleton != cut.skeleton for f in other.forms):
                 continue
             words = {w for choice in other.opcode for label in choice.labels for w in label.split(".")}
             if other.constant_words() <= set(cut.opcode) <= words:
@@ -569,9 +570,8 @@ class Encoder:
         yield alike
         yield self._determined(key, key.forms)
         siblings: list[tuple[int, int]] = []
-        for number in self.table.mnemonics.get(key.opcode[0].labels[0].split(".")[0], ()):
-            other = self.table.key(number)
-            if other is not None and other is not key:
+        for other in self._keys(key.opcode[0].labels[0].split(".")[0]):
+            if other is not key:
                 siblings += self._determined(other, other.forms)
         yield siblings
 
@@ -598,7 +598,7 @@ class Encoder:
     def _unknown(self, cut: Cut, body: str) -> EncodeError:
         """Why no opcode has the shape of ``cut`` at all."""
         mnemonic = cut.opcode[0]
-        keys = [key for n in self.table.mnemonics.get(mnemonic, ()) if (key := self.table.key(n)) is not None]
+        keys = self._keys(mnemonic)
         if not keys:
             near = _close(mnemonic, list(self.table.mnemonics))
             return EncodeError("mnemonic-unknown", f"mnemonic {mnemonic!r} in {body!r} is not in the {self.table.name} "
