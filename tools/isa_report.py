@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
 """Measure an ISA table against nvdisasm over distinct instruction words.
 
-    python tools/isa_report.py sm_90a [FOLDER_OR_FILE ...] [--include LIB] [--exclude LIB] [--random N] [--json]
+    python tools/isa_report.py ARCH [FOLDER_OR_FILE ...] [--include LIB] [--exclude LIB] [--random N] [--json]
 
-Sources: folders of cubins named ``sm_90a-….cubin``, single cubins, or raw files of 16-byte little-endian words
-(``*.bin``); default: .corpus. Every distinct word (control bits included) is decoded and compared with nvdisasm's text
-letter by letter, and its nvdisasm text is encoded and compared with the word bit by bit:
+Sources: folders with cubins named ``sm_90a-….cubin`` and raw files ``sm_90a.bin`` (16-byte little-endian words), or
+such files themselves; default: .corpus. Every distinct word (control bits included) is decoded and its text compared
+with nvdisasm's letter by letter. Then two texts are encoded and the word compared bit by bit: the canonical one, which
+also shows what nvdisasm hides, and nvdisasm's own.
 
-exact      the same word          ambiguous  several known words have this text: refused
-refused    refused by name        wrong      another word (the build fails on one)
+exact      the same word                            refused    by name
+ambiguous  several words have this text: refused    wrong      another word (the build fails on one)
 
 ``--random N`` adds N random mutations of the words; for those only the text is compared (a text may have many words).
 Exit status 1 when anything is wrong or any text is unequal.
@@ -23,13 +24,16 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
+
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 
-from isa_learning.corpus import cubins, text_words  # noqa: E402
+from isa_learning.corpus import cubins, text_array  # noqa: E402
 
 from gwatch.errors import GWatchError  # noqa: E402
-from gwatch.sass.arch import arch_by_name  # noqa: E402
+from gwatch.sass.arch import Arch, arch_by_name  # noqa: E402
 from gwatch.sass.control import CONTROL_MASK, Control  # noqa: E402
 from gwatch.sass.isa import Isa, isa_for  # noqa: E402
 from gwatch.sass.isa.isa import Isa as IsaClass  # noqa: E402
@@ -37,70 +41,101 @@ from gwatch.sass.isa.table import Table  # noqa: E402
 from gwatch.sass.nvdisasm import disassemble_words  # noqa: E402
 
 PC = 0x10000000
+CHUNK = 1 << 17
+Words = npt.NDArray[np.uint64]
 
 
-def source_words(sources: list[Path], number: int, include: list[str], exclude: list[str]) -> tuple[int, list[int]]:
-    """(count of words, sorted distinct words) of all sources."""
-    words: set[int] = set()
+def source_words(sources: list[Path], arch: Arch, include: list[str], exclude: list[str]) -> tuple[int, Words]:
+    """(count of words, distinct words (n, 2), sorted) of all sources."""
+    parts: list[Words] = []
     total = 0
     for source in sources:
-        paths = cubins([source], number, exclude, include) if source.is_dir() else [source]
+        paths = [source]
+        if source.is_dir():
+            paths = [*cubins([source], arch.number, exclude, include), *sorted(source.glob(f"{arch.name}.bin"))]
         for path in paths:
             if path.suffix == ".bin":
                 data = path.read_bytes()
-                found = [int.from_bytes(data[i:i + 16], "little") for i in range(0, len(data) - 15, 16)]
+                found = np.frombuffer(data[:len(data) // 16 * 16], dtype="<u8").reshape(-1, 2)
             else:
-                found = list(text_words(path))
+                found = text_array(path)
             total += len(found)
-            words.update(found)
-    return total, sorted(words)
+            parts.append(distinct(found))
+    return total, distinct(np.concatenate(parts)) if parts else np.zeros((0, 2), dtype=np.uint64)
 
 
-def compare(isa: Isa, arch: str, words: list[int], encode: bool) -> tuple[Counter[str], list[dict[str, str]]]:
-    """Counts and the first examples of every kind of failure."""
-    counts: Counter[str] = Counter()
-    examples: dict[tuple[str, str], dict[str, str]] = {}
+def distinct(words: Words) -> Words:
+    """The rows of ``words``, each once, sorted."""
+    ordered = words[np.lexsort((words[:, 0], words[:, 1]))]
+    new = np.ones(len(ordered), dtype=bool)
+    new[1:] = (ordered[1:] != ordered[:-1]).any(axis=1)
+    return ordered[new]
 
-    def note(kind: str, text: str, word: int, detail: str) -> None:
-        counts[kind] += 1
-        examples.setdefault((kind, text.split(" ")[0] + detail.split("]")[0]),
-                            {"kind": kind, "text": text, "word": f"{word:032x}", "detail": detail})
 
-    for word, text in zip(words, disassemble_words(arch, words, pc=PC, mostly_valid=encode), strict=True):
-        if text is None or "INVALID" in text or "???" in text:
-            counts["undecodable"] += 1
-            continue
-        text = text.rstrip(" ;")
-        try:
-            ours = isa.decode(word, PC).text
-        except GWatchError as error:
-            note("text refused", text, word, str(error))
-        else:
-            if ours == text:
-                counts["text equal"] += 1
+class Comparison:
+    """Counts, and the first example of every kind of failure."""
+
+    def __init__(self, isa: Isa) -> None:
+        self.isa = isa
+        self.counts: Counter[str] = Counter()
+        self.examples: dict[tuple[str, str], dict[str, str]] = {}
+
+    def note(self, kind: str, text: str, word: int, detail: str) -> None:
+        """Count a failure."""
+        self.counts[kind] += 1
+        self.examples.setdefault((kind, text.split(" ")[0].split(".")[0] + detail.split("]")[0]),
+                                 {"kind": kind, "text": text, "word": f"{word:032x}", "detail": detail})
+
+    def add(self, words: list[int], encode: bool) -> None:
+        """Compare words."""
+        arch = self.isa.arch.name
+        for word, text in zip(words, disassemble_words(arch, words, pc=PC, mostly_valid=encode), strict=True):
+            if text is None or "INVALID" in text or "???" in text:
+                self.counts["undecodable"] += 1
+                continue
+            text = text.rstrip(" ;")
+            try:
+                ours = self.isa.decode(word, PC)
+            except GWatchError as error:
+                self.note("text refused", text, word, str(error))
+                if encode:
+                    self.counts["refused"] += 1
+                    self.counts["nvdisasm text refused"] += 1
+                continue
+            if ours.text == text:
+                self.counts["text equal"] += 1
             else:
-                note("text unequal", text, word, ours)
-        if not encode:
-            continue
+                self.note("text unequal", text, word, ours.text)
+            if encode:
+                same = ours.canonical == text
+                kind = self._encoded(ours.canonical, word, "")
+                if same:
+                    self.counts[f"nvdisasm text {kind}"] += 1
+                else:
+                    self._encoded(text, word, "nvdisasm text ")
+
+    def _encoded(self, text: str, word: int, prefix: str) -> str:
         try:
-            made = isa.encode(text, Control.from_word(word), PC)
+            made = self.isa.encode(text, Control.from_word(word), PC)
         except GWatchError as error:
-            note("ambiguous" if error.code == "encode-ambiguous" else "refused", text, word, str(error))
-            continue
+            kind = "ambiguous" if error.code in ("encode-ambiguous", "operand-hidden") else "refused"
+            self.note(prefix + kind, text, word, str(error))
+            return kind
         if made == word:
-            counts["exact"] += 1
-        else:
-            note("wrong", text, word, f"{made:032x}")
-    return counts, list(examples.values())
+            self.counts[f"{prefix}exact"] += 1
+            return "exact"
+        self.note(f"{prefix}wrong", text, word, f"{made:032x}")
+        return "wrong"
 
 
-def mutate(words: list[int], count: int, seed: int) -> list[int]:
+def mutate(words: Words, count: int, seed: int) -> list[int]:
     """Random mutations: operand fields and one or two other bits changed, control word that suits every opcode."""
     rng = random.Random(seed)
     out = []
     plain = Control().to_bits()
     for _ in range(count):
-        word = rng.choice(words) & ~CONTROL_MASK | plain
+        low_half, high_half = words[rng.randrange(len(words))].tolist()
+        word = (low_half | high_half << 64) & ~CONTROL_MASK | plain
         for low, width in ((16, 8), (24, 8), (32, 8), (64, 8), (81, 3), (87, 3)):
             if rng.random() < 0.3:
                 mask = (1 << width) - 1
@@ -119,33 +154,43 @@ def main() -> int:
     parser.add_argument("--include", action="append", default=[], help="only cubins whose name contains this")
     parser.add_argument("--exclude", action="append", default=[], help="leave these out")
     parser.add_argument("--random", type=int, default=0, help="also compare the text of N random mutations")
+    parser.add_argument("--limit", type=int, help="at most this many distinct words, evenly spread")
     parser.add_argument("--table", type=Path, help="another table file than the packaged one")
     parser.add_argument("--examples", type=int, default=12, help="failures to print (default 12)")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     arch = arch_by_name(options.arch)
-    isa = IsaClass(arch, Table(options.table.read_text(encoding="utf-8"), options.table.stem)) if options.table \
-        else isa_for(arch)
-    total, words = source_words(options.sources or [ROOT / ".corpus"], arch.number, options.include, options.exclude)
-    if not words:
+    isa = IsaClass(arch, Table(options.table.read_text(encoding="utf-8"), options.table.stem, arch.name)) \
+        if options.table else isa_for(arch)
+    total, words = source_words(options.sources or [ROOT / ".corpus"], arch, options.include, options.exclude)
+    if not len(words):
         print(f"no {arch.name} words found; run tools/fetch_corpus.py", file=sys.stderr)
         return 2
-    counts, examples = compare(isa, arch.name, words, True)
-    result: dict[str, object] = {"arch": arch.name, "words": total, "distinct": len(words), **counts}
-    bad = counts["wrong"] + counts["text unequal"]
+    if options.limit and len(words) > options.limit:
+        words = words[np.linspace(0, len(words) - 1, options.limit).astype(np.int64)]
+    real = Comparison(isa)
+    for start in range(0, len(words), CHUNK):
+        real.add([low | high << 64 for low, high in words[start:start + CHUNK].tolist()], True)
+        if sys.stderr.isatty():
+            print(f"\r{min(start + CHUNK, len(words))} of {len(words)} words", end="", file=sys.stderr)
+    counts = real.counts
+    result: dict[str, object] = {"arch": arch.name, "words": total, "distinct": len(words)}
+    result |= dict(sorted(counts.items()))
+    bad = counts["wrong"] + counts["text unequal"] + counts["nvdisasm text wrong"]
+    examples = list(real.examples.values())
     if options.random:
-        guesses, more = compare(isa, arch.name, mutate(words, options.random, 1), False)
-        result |= {f"random {k}": v for k, v in guesses.items()}
-        examples += more
-        bad += guesses["text unequal"]
+        guessed = Comparison(isa)
+        guessed.add(mutate(words, options.random, 1), False)
+        result |= {f"random {k}": v for k, v in sorted(guessed.counts.items())}
+        examples += guessed.examples.values()
+        bad += guessed.counts["text unequal"]
     if options.json:
         print(json.dumps({**result, "examples": examples}, indent=1))
     else:
         tried = max(1, len(words) - counts["undecodable"])
         for name, value in result.items():
-            share = f"{100 * value / tried:9.4f} %" if isinstance(value, int) and name in (
-                "exact", "ambiguous", "refused", "wrong", "text equal", "text unequal", "text refused") else ""
-            print(f"{name:20} {value!s:>12} {share}")
+            share = f"{100 * value / tried:9.4f} %" if isinstance(value, int) and name in counts else ""
+            print(f"{name:24} {value!s:>12} {share}")
         for example in examples[:options.examples]:
             print(f"  {example['kind']:12} {example['word']}  {example['text']}  |  {example['detail']}")
     return 1 if bad else 0

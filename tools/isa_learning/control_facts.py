@@ -1,7 +1,8 @@
-"""Which scoreboard fields compilers ever use, per opcode key and opcode text."""
+"""Control words: which scoreboard fields compilers use with an opcode, and which values nvdisasm accepts."""
 
 from __future__ import annotations
 
+import random
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from itertools import chain
 from pathlib import Path
 
 from isa_learning.corpus import text_words
+from isa_learning.probe import CONTROL_MASK, Prober
 
 from gwatch.sass.isa.effects import BRANCHES
 from gwatch.sass.isa.model import Key, key_of
@@ -69,3 +71,48 @@ def note_kinds(models: Iterable[Key], facts: dict[int, ControlFacts]) -> None:
         model.extra["scoreboards"] = [max((w for _, w, _ in by_name[name]), default=0),
                                       max((r for _, _, r in by_name[name]), default=0)]
         model.extra["seen"] = 0
+
+
+REPRESENTATIVES = 2
+TRIALS = 24
+
+
+def control_bits(stall: int = 1, stay: int = 1, write: int = NONE, read: int = NONE, wait: int = 0,
+                 reuse: int = 0) -> int:
+    """The control word with these fields."""
+    return stall << 105 | stay << 109 | write << 110 | read << 113 | wait << 116 | reuse << 122
+
+
+def note_control(models: Iterable[Key], prober: Prober) -> None:
+    """Write the legal control words of every key into ``extra["control"]``, field by field.
+
+    ``write``, ``read``: masks of the allowed scoreboard numbers; ``wait``: mask of the allowed wait bits; ``issue``:
+    mask of the allowed ``stay << 4 | stall`` without reuse; ``reuse``: masks of the allowed reuse values, without and
+    with the stay bit (reuse needs a stall). A key takes what any of its forms takes. ``apart`` counts random
+    combinations for which nvdisasm disagrees with the fields taken one by one.
+    """
+    singles = {
+        "write": [control_bits(write=n) for n in range(8)], "read": [control_bits(read=n) for n in range(8)],
+        "wait": [control_bits(wait=1 << n) for n in range(6)],
+        "issue": [control_bits(n & 15, n >> 4) for n in range(32)],
+        "reuse0": [control_bits(stay=0, reuse=n) for n in range(16)],
+        "reuse1": [control_bits(reuse=n) for n in range(16)]}
+    rng = random.Random(1)
+    plan: list[tuple[Key, list[int], list[int]]] = []
+    for model in models:
+        bare = [word & ~CONTROL_MASK & ~(15 << 12) | 7 << 12
+                for form in model.forms for word in (form.shapes or form.probes)[:1]][:REPRESENTATIVES]
+        mixed = [control_bits(rng.randrange(16), rng.randrange(2), *(rng.choice((7, rng.randrange(8))) for _ in "wr"),
+                              rng.getrandbits(6), rng.choice((0, rng.randrange(16)))) for _ in range(TRIALS)]
+        plan.append((model, bare, mixed))
+    every = [c for values in singles.values() for c in values]
+    asked = sorted({b | c for _, bare, mixed in plan for b in bare for c in (*mixed, *every)})
+    good = {w for w, text in zip(asked, prober.texts(asked), strict=True) if text is not None}
+    for model, bare, mixed in plan:
+        masks = {name: sum(1 << n for n, c in enumerate(values) if any(b | c in good for b in bare))
+                 for name, values in singles.items()}
+        model.extra["control"] = {"write": masks["write"], "read": masks["read"], "wait": masks["wait"],
+                                  "issue": masks["issue"], "reuse": [masks["reuse0"], masks["reuse1"]]}
+        apart = sum(any(b | c in good for b in bare) != model.allows(c) for c in mixed)
+        if apart:
+            model.extra["control"]["apart"] = apart

@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 from elftools.elf.elffile import ELFFile
 from isa_learning.probe import CONTROL_MASK
 
@@ -19,14 +21,20 @@ def cubins(folders: Sequence[Path], number: int, exclude: Sequence[str] = (),
             and (not include or any(i in p.name for i in include))]
 
 
-def text_words(path: Path) -> Iterable[int]:
-    """All 128-bit words of a cubin's text sections, in order."""
+def text_array(path: Path) -> npt.NDArray[np.uint64]:
+    """All 128-bit words of a cubin's text sections, in order, as (n, 2) low and high halves."""
+    parts = []
     with path.open("rb") as handle:
         for section in ELFFile(handle).iter_sections():
             if section.name.startswith(".text"):
                 data = section.data()
-                for start in range(0, len(data) - 15, 16):
-                    yield int.from_bytes(data[start:start + 16], "little")
+                parts.append(np.frombuffer(data[:len(data) // 16 * 16], dtype="<u8").reshape(-1, 2))
+    return np.concatenate(parts) if parts else np.zeros((0, 2), dtype=np.uint64)
+
+
+def text_words(path: Path) -> Iterable[int]:
+    """The same words as integers."""
+    return (low | high << 64 for low, high in text_array(path).tolist())
 
 
 def corpus_words(folders: Sequence[Path], number: int, exclude: Sequence[str] = (),

@@ -15,7 +15,15 @@ from isa_learning.ranges import Holder, Marks
 
 from gwatch.errors import EncodeError
 from gwatch.sass.isa import tree
-from gwatch.sass.isa.effects import BRANCHES, FILES, PREDICATE_TARGETS, REGISTER_TARGET, guess, positions
+from gwatch.sass.isa.effects import (
+    BRANCHES,
+    FILES,
+    PREDICATE_TARGETS,
+    REGISTER_TARGET,
+    guess,
+    positions,
+    warpgroup_counts,
+)
 from gwatch.sass.isa.model import Choice, Form, Key, Rule
 
 PER_FORM = 40
@@ -37,13 +45,15 @@ def learn_effects(learner: Learner, holder: Holder) -> dict[str, int]:
     counts: dict[str, int] = defaultdict(int)
     chosen: dict[tuple[int, int], list[tuple[int, int]]] = {}
     for number, state in sorted(learner.states.items()):
-        if state.model is None or state.kept or state.model.opcode[0].labels[0].split(".")[0] in BRANCHES:
+        if state.model is None or _name(state.model) in BRANCHES:
             continue
-        chain = state.model.opcode[0].labels[0].split(".")[0] in ASYNC
         for label, form in enumerate(state.model.forms):
+            if _name(state.model) in ASYNC:
+                _warpgroup_rules(state.model, form, state, label)
+                counts["warpgroup forms by rule"] += 1
+                continue
             words = _pick(learner, state, label)
-            chosen[number, label] = [(w, w) for w in words] if chain else [
-                (w, _spread_out(form, w, zeros)) for w in words for zeros in (False, True)]
+            chosen[number, label] = [(w, _spread_out(form, w, zeros)) for w in words for zeros in (False, True)]
     asked = sorted({new for pairs in chosen.values() for _, new in pairs})
     texts = dict(zip(asked, learner.prober.texts(asked), strict=True))
     cases: dict[tuple[int, int], list[_Case]] = {}
@@ -55,7 +65,7 @@ def learn_effects(learner: Learner, holder: Holder) -> dict[str, int]:
             good = texts.get(new) is not None and tree.lookup(model.select, new) == label \
                 and model.opcode_text(new) == model.opcode_text(word)
             case = _case(model.forms[label], new if good else word)
-            if _apart(case, model):
+            if _apart(case):
                 group.setdefault(case.word, case)
         cases[number, label] = list(group.values())
     flat = [case.word for group in cases.values() for case in group]
@@ -69,14 +79,42 @@ def learn_effects(learner: Learner, holder: Holder) -> dict[str, int]:
             counts["forms without life ranges"] += 1
             form.rules, form.implicit, form.proved = [], [], False
             continue
-        _rules(model, form, seen, counts)
+        _rules(model, form, seen, counts, learner.zero)
     for _, state in sorted(learner.states.items()):
-        if state.model is not None and not state.kept and state.model.opcode[0].labels[0].split(".")[0] in BRANCHES:
+        if state.model is not None and _name(state.model) in BRANCHES:
             for form in state.model.forms:
                 _branch_rules(state.model, form, state)
                 counts["branch forms by rule"] += 1
     read_only_predicates(learner.models())
     return dict(counts)
+
+
+def _name(model: Key) -> str:
+    return model.opcode[0].labels[0].split(".")[0]
+
+
+def _warpgroup_rules(model: Key, form: Form, state: State, label: int) -> None:
+    """Register counts of a warpgroup product by the shape in its opcode, as trees over the opcode's bits.
+
+    Life ranges can't tell: groups of up to 128 registers overlap whatever else a probe uses. D stands first and is
+    written, everything else is read.
+    """
+    words = [w for w in sorted(state.samples.index) if tree.lookup(model.select, w) == label]
+    known = [(w, c) for w in words if (text := model.opcode_text(w)) is not None
+             and (c := warpgroup_counts(text, form)) is not None]
+    form.rules, form.implicit, form.proved = [], [], bool(known)
+    opcode_bits = 0
+    for choice in model.opcode:
+        opcode_bits |= tree.tested_bits(choice.node)
+    candidates = [b for b in range(16, 105) if opcode_bits >> b & 1]
+    bits = bit_matrix([w for w, _ in known]) if known else None
+    for n in sorted(known[0][1]) if known else ():
+        labels = [f"0,{c[n][1]}" if n == 0 else f"{c[n][1]},0" for _, c in known]
+        names = sorted(set(labels))
+        assert bits is not None
+        grower = Grower(bits, np.array([names.index(t) for t in labels], dtype=np.int64), candidates, ())
+        form.rules.append(Rule(n, known[0][1][n][0], Choice(names, grower.grow())))
+        form.proved &= not grower.impure
 
 
 def read_only_predicates(models: Iterable[Key]) -> None:
@@ -144,11 +182,8 @@ def _case(form: Form, word: int) -> _Case:
     return _Case(word, numbers)
 
 
-def _apart(case: _Case, model: Key) -> bool:
+def _apart(case: _Case) -> bool:
     """Whether the registers of a case are far enough apart to tell whose marks are whose."""
-    if model.opcode[0].labels[0].split(".")[0] in ASYNC:
-        registers = [number for file, number in case.numbers.values() if file == "R" and number != 255]
-        return len(set(registers)) in (0, 1) or (len(set(registers)) <= 2 and len(registers) == 3)
     for a, (file, first) in case.numbers.items():
         for b, (other, second) in case.numbers.items():
             gap = 1 if file in ("P", "UP") else 8
@@ -176,7 +211,8 @@ def _runs(marks: Marks, numbers: dict[int, tuple[str, int]]) -> tuple[dict[int, 
     return out, left
 
 
-def _rules(model: Key, form: Form, seen: Sequence[tuple[_Case, Marks]], counts: dict[str, int]) -> None:
+def _rules(model: Key, form: Form, seen: Sequence[tuple[_Case, Marks]], counts: dict[str, int],
+           zeros: dict[str, int]) -> None:
     opcode_bits = 0
     for choice in [*model.opcode, *form.attachments]:
         opcode_bits |= tree.tested_bits(choice.node)
@@ -193,7 +229,6 @@ def _rules(model: Key, form: Form, seen: Sequence[tuple[_Case, Marks]], counts: 
     bits = bit_matrix([c.word for c, _ in seen])
     found = [_runs(m, c.numbers) for c, m in seen]
     places = positions(form)
-    chain = model.opcode[0].labels[0].split(".")[0] in ASYNC
     rules = []
     proved = True
     for n, value in enumerate(form.values):
@@ -203,8 +238,7 @@ def _rules(model: Key, form: Form, seen: Sequence[tuple[_Case, Marks]], counts: 
             continue
         if value.kind not in FILES:
             continue
-        zero = 255 if value.kind == "R" else 63 if value.kind == "U" else 7
-        shown = [i for i, (c, _) in enumerate(seen) if n in c.numbers and c.numbers[n][1] < zero]
+        shown = [i for i, (c, _) in enumerate(seen) if n in c.numbers and c.numbers[n][1] < zeros[value.kind]]
         role = ("descriptor" if places[n].bank == "desc" else "address" if places[n].bank
                 else "predicate" if value.kind in "PQ" else "data")
         if not shown:
@@ -220,7 +254,6 @@ def _rules(model: Key, form: Form, seen: Sequence[tuple[_Case, Marks]], counts: 
         number = {name: k for k, name in enumerate(names)}
         candidates = [b for b in range(16, 105) if (opcode_bits & ~owned | small) >> b & 1]
         groups = sorted({(low, width) for v in form.values for f in v.fields for low, width, _ in f.runs if width > 1})
-        candidates += [b for low, width in groups for b in range(low, low + width)] if chain else []
         grower = Grower(bits[shown], np.array([number[t] for t in labels], dtype=np.int64), candidates, groups)
         node = grower.grow()
         if grower.impure:

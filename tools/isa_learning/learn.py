@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from isa_learning.control_facts import note_control
 from isa_learning.fit import PROBED_BITS, Fitter, Samples
 from isa_learning.probe import CONTROL_MASK, PROBE_CONTROL, Prober, is_relative
 
@@ -16,7 +17,8 @@ from gwatch.sass.isa.lex import Cut, cut, pieces
 from gwatch.sass.isa.model import Choice, Form, Key, key_of
 
 GUARD = 7 << 12
-SWEEP = 3000
+SWEEP = 1200
+SEEDS = 14
 Log = Callable[[str], None]
 
 
@@ -33,7 +35,6 @@ class State:
     missed: int = 0
     impure: int = 0
     unfitted: list[str] = field(default_factory=list)
-    kept: bool = False
     notes: list[str] = field(default_factory=list)
     failures: list[tuple[str, str | None]] = field(default_factory=list)
 
@@ -44,12 +45,14 @@ def probing_word(word: int) -> int:
 
 
 class Learner:
-    """Learns all keys of one architecture. ``seed`` makes every choice repeatable."""
+    """Learns all keys of one architecture, or ``only`` some. ``seed`` makes every choice repeatable."""
 
-    def __init__(self, prober: Prober, zero: dict[str, int], log: Log, seed: int = 1) -> None:
+    def __init__(self, prober: Prober, zero: dict[str, int], log: Log, only: Iterable[int] | None = None,
+                 seed: int = 1) -> None:
         self.prober = prober
         self.zero = zero
         self.log = log
+        self.only = None if only is None else frozenset(only)
         self.random = random.Random(seed)
         self.states: dict[int, State] = {}
 
@@ -59,29 +62,14 @@ class Learner:
             self.states[key] = State(Samples(key))
         return self.states[key]
 
-    def keep(self, models: Iterable[Key], words: Iterable[int]) -> int:
-        """Take over known models, except those that read one of the compiler words ``words`` wrongly or not at all."""
-        plain = sorted({probing_word(w) for w in words})
-        wrong: set[int] = set()
-        known = {model.key: model for model in models}
-        for word, text in zip(plain, self.prober.texts(plain, True), strict=True):
-            key = key_of(word)
-            if text is not None and key not in wrong and key in known and known[key].body(word, self.zero) != text:
-                wrong.add(key)
-        for key, model in known.items():
-            if key not in wrong:
-                state = self.state(key)
-                state.model, state.kept, state.stale = model, True, False
-        return len(wrong)
-
     def feed(self, words: Iterable[int], real: bool = False, mostly_valid: bool = False) -> int:
         """Probe words and add them to their keys; returns how many valid ones were new."""
-        todo = sorted(set(words))
+        todo = sorted(set(words) if self.only is None else {w for w in words if key_of(w) in self.only})
         fresh = 0
         for word, text in zip(todo, self.prober.texts(todo, mostly_valid), strict=True):
-            state = self.state(key_of(word))
-            if state.kept:
+            if text is None and key_of(word) not in self.states:
                 continue
+            state = self.state(key_of(word))
             known = len(state.samples.words)
             try:
                 state.samples.add(word, text)
@@ -102,7 +90,7 @@ class Learner:
         plain = sorted({probing_word(w) for w in words})
         shapes: dict[tuple[object, ...], list[int]] = defaultdict(list)
         for word, text in zip(plain, self.prober.texts(plain, True), strict=True):
-            if text is None:
+            if text is None or (self.only is not None and key_of(word) not in self.only):
                 continue
             try:
                 c = cut(text)
@@ -147,17 +135,17 @@ class Learner:
 
     def explore(self, rounds: int, per_key: int) -> None:
         """Flip seeds, fit, try combinations of modifier bits, then guess and check until ``rounds`` are over."""
-        self.flips(24)
+        self.flips(SEEDS)
         self.log(f"flips done, {self.prober.count} asked")
         self.fit()
         self.log("first fit")
         found = self.sweep(SWEEP, SWEEP // 10)
-        self.flips(24)
+        self.flips(SEEDS // 2)
         self.fit()
         self.log(f"sweep: {found} new words; {self.prober.count} asked")
         for number in range(rounds):
             checked, wrong, unknown = self.round(per_key)
-            self.flips(24)
+            self.flips(SEEDS // 2)
             self.fit()
             self.log(f"round {number + 1}: {checked} checked, {wrong} wrong, {unknown} unknown; "
                      f"{self.prober.count} asked")
@@ -174,13 +162,7 @@ class Learner:
                 state.model = None
         note_reuse(self.models(), self.prober)
         note_sensitive(self.models(), self.prober)
-
-    def word_of(self, text: str) -> int:
-        """A sampled word with exactly this text."""
-        words = [word for word, answer in self.prober.cache.items() if answer == text and probing_word(word) == word]
-        if not words:
-            raise LookupError(text)
-        return min(words)
+        note_control(self.models(), self.prober)
 
     def models(self) -> list[Key]:
         """The keys that have at least one form."""
@@ -256,7 +238,7 @@ class Learner:
         """Guess texts of mutated words, check them; returns (checked, wrong, unknown) over valid words."""
         words: set[int] = set()
         for _, state in sorted(self.states.items()):
-            if state.model is not None and not state.kept:
+            if state.model is not None:
                 words |= set(self._mutations(state, per_key if state.samples.real else per_key // 3))
                 words |= set(self._enumerations(state, enumerate_bits))
         todo = sorted(w for w in words if w not in self.prober.cache)
@@ -370,8 +352,7 @@ class Learner:
         for state in self.states.values():
             for form in state.model.forms if state.model else ():
                 form.shapes = []
-                if not state.kept:
-                    form.probes = []
+                form.probes = []
         kept: dict[tuple[int, int], dict[tuple[object, ...], int]] = defaultdict(dict)
         for word in sorted({probing_word(w) for w in real}):
             state = self.state(key_of(word))
@@ -402,7 +383,7 @@ class Learner:
     def note_guards(self) -> None:
         """Learn which predicate file guards each key."""
         words = {key: min(state.samples.real or state.samples.index) & ~GUARD
-                 for key, state in self.states.items() if state.model is not None and not state.kept}
+                 for key, state in self.states.items() if state.model is not None}
         asked = sorted(words.values())
         text = dict(zip(asked, self.prober.texts(asked), strict=True))
         for key, word in words.items():
@@ -413,7 +394,7 @@ class Learner:
     def mark_relative(self) -> None:
         """Note which keys print a pc-relative target."""
         for state in self.states.values():
-            if state.model is None or state.kept:
+            if state.model is None:
                 continue
             with_target: list[set[str]] = []
             without: list[set[str]] = []

@@ -7,10 +7,12 @@ from collections.abc import Iterable
 
 from isa_learning.cache import Answers
 
+from gwatch.sass.isa.model import key_of
 from gwatch.sass.nvdisasm import RELATIVE, probe_words, version
 
 CONTROL_MASK = ((1 << 21) - 1) << 105
 PROBE_CONTROL = 0x7F1 << 105
+_GLOBAL = re.compile(r" (\[R(?:\d+|Z)\.64(?:\+-?0x[0-9a-f]+)?\])")
 _LAST_HEX = re.compile(r"(-?0x[0-9a-f]+)$")
 _RELATIVE = re.compile(r"(?:@!?U?P[0-9T]+ +)?(" + "|".join(map(re.escape, RELATIVE)) + r")\b")
 
@@ -18,13 +20,15 @@ _RELATIVE = re.compile(r"(?:@!?U?P[0-9T]+ +)?(" + "|".join(map(re.escape, RELATI
 class Prober:
     """nvdisasm over words, remembered in memory and on disk; ``count`` words were asked, in ``runs`` processes.
 
-    Texts come with pc-relative targets written as signed offsets from the next instruction.
+    Texts come with pc-relative targets written as signed offsets from the next instruction. What nvdisasm hides is put
+    back: for the opcode keys in ``hidden`` the uniform register at this bit is the descriptor of ``[R.64]``.
     """
 
     def __init__(self, arch: str, remember: bool = True) -> None:
         self.arch = arch
         self.disk = Answers(f"{arch}-{version()}") if remember else None
         self.cache: dict[int, str | None] = {}
+        self.hidden: dict[int, int] = {}
         self.count = 0
         self.runs = 0
 
@@ -33,18 +37,49 @@ class Prober:
         wanted = list(words)
         todo = sorted({w for w in wanted if w not in self.cache})
         if todo and self.disk is not None:
-            self.cache.update(self.disk.get(todo))
+            for word, text in self.disk.get(todo).items():
+                self.cache[word] = self._whole(word, text)
             todo = [w for w in todo if w not in self.cache]
         if todo:
             probe = probe_words(self.arch, todo, pc=-16, mostly_valid=mostly_valid, fatal_limit=2)
             self.runs += probe.runs
             self.count += len(todo)
-            for word, text in zip(todo, probe.texts, strict=True):
-                self.cache[word] = _clean(text)
+            answers = [(word, _clean(text)) for word, text in zip(todo, probe.texts, strict=True)]
             if self.disk is not None:
                 skipped = {todo[i] for i in probe.skipped}  # not asked in this batch, perhaps in the next
-                self.disk.put([(w, self.cache[w]) for w in todo if w not in skipped])
+                self.disk.put([(word, text) for word, text in answers if word not in skipped])
+            for word, text in answers:
+                self.cache[word] = self._whole(word, text)
         return [self.cache[w] for w in wanted]
+
+    def show(self, hidden: dict[int, int]) -> None:
+        """From now on put the descriptors of these opcode keys into their texts, also into those already known."""
+        self.hidden = hidden
+        for word, text in self.cache.items():
+            self.cache[word] = self._whole(word, text)
+
+    def _whole(self, word: int, text: str | None) -> str | None:
+        low = self.hidden.get(key_of(word))
+        if low is None or text is None:
+            return text
+        return with_descriptor(text, word >> low & 63)
+
+
+HIDDEN_BANK = "hdesc"
+
+
+def with_descriptor(text: str, number: int) -> str:
+    """``text`` with the descriptor register shown before its ``[R.64]`` address, if it has one.
+
+    As ``hdesc[..]``: ``desc[..]`` is what nvdisasm prints itself when bit 101 is set, which no compiler does.
+    """
+    name = "URZ" if number == 63 else f"UR{number}"
+    return _GLOBAL.sub(lambda m: f" {HIDDEN_BANK}[{name}]{m[1]}", text, count=1)
+
+
+def has_hidden_descriptor(text: str) -> bool:
+    """Whether ``text`` has a 64-bit address before which no descriptor is printed."""
+    return _GLOBAL.search(text) is not None
 
 
 def is_relative(text: str) -> bool:

@@ -37,7 +37,7 @@ class Holder:
             raise ToolError("ptxas-missing", "reads and writes are learned with a cubin made by ptxas, which is not "
                             "in PATH", "install the CUDA toolkit, or learn with --no-effects")
         body = "mov.u32 %r1, %clock; xor.b32 %r2, %r2, %r1;\n" * COPIES
-        source = (f".version 8.0\n.target {arch}\n.address_size 64\n.visible .entry k(.param .u64 p) {{\n"
+        source = (f".version 9.0\n.target {arch}\n.address_size 64\n.visible .entry k(.param .u64 p) {{\n"
                   ".reg .b32 %r<3>; .reg .b64 %rd<3>;\nld.param.u64 %rd1,[p]; mov.u32 %r2, 0;\n"
                   f"{body}st.global.u32 [%rd1], %r2;\nret; }}\n")
         with tempfile.TemporaryDirectory() as folder:

@@ -224,6 +224,16 @@ class Key:
         """The opcode words that every text of this key has."""
         return {w for choice in self.opcode if len(choice.labels) == 1 for w in choice.labels[0].split(".")}
 
+    def allows(self, control: int) -> bool:
+        """Whether the opcode decodes with the control bits (105-125) of ``control``; True where nothing is known."""
+        rule = self.extra.get("control")
+        if rule is None:
+            return True
+        issue, reuse = control >> 105 & 31, control >> 122 & 15
+        fits = (rule["write"] >> (control >> 110 & 7) & 1 and rule["read"] >> (control >> 113 & 7) & 1
+                and not (control >> 116 & 63) & ~rule["wait"] and rule["issue"] >> issue & 1)
+        return bool(fits and (not reuse or (issue & 15 and rule["reuse"][issue >> 4] >> reuse & 1)))
+
     def is_relative(self, opcode: Sequence[str]) -> bool:
         """Whether an instruction with these opcode words names a pc-relative target."""
         return self.relative is not None and (not self.relative or self.relative in opcode)

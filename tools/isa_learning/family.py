@@ -1,0 +1,144 @@
+"""One table for a family of architectures: learn one of them, hold the others against it, learn what differs."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+
+from isa_learning.control_facts import ControlFacts, note_kinds
+from isa_learning.effects import learn_effects
+from isa_learning.enumerate_keys import first_words, more_words, patterns
+from isa_learning.hidden import find_hidden
+from isa_learning.learn import Learner, Log, probing_word
+from isa_learning.probe import HIDDEN_BANK, Prober
+from isa_learning.ranges import Holder
+
+from gwatch.sass.isa.model import Key, key_of
+
+CHECKS_PER_KEY = 60
+
+
+@dataclass
+class Options:
+    """How hard to try."""
+
+    rounds: int = 5
+    per_key: int = 80
+    enumerate_all: bool = True
+    effects: bool = True
+
+
+@dataclass
+class Family:
+    """Models learned so far and which targets each of them is true for."""
+
+    zero: dict[str, int]
+    log: Log
+    options: Options
+    variants: list[tuple[Key, set[str]]] = field(default_factory=list)
+    checks: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
+    targets: list[str] = field(default_factory=list)
+    reports: dict[str, dict[str, dict[str, object]]] = field(default_factory=dict)
+    silent: dict[str, int] = field(default_factory=dict)
+
+    def learn(self, prober: Prober, real: Iterable[int], facts: dict[int, ControlFacts]) -> None:
+        """Add a target: compiler words ``real`` of the whole family, their control facts."""
+        words = sorted(set(real))
+        plain = sorted({probing_word(w) for w in words})
+        texts = dict(zip(plain, prober.texts(plain, True), strict=True))
+        learner = Learner(prober, self.zero, self.log)
+        rests = patterns((w for w in plain if texts[w] is not None), learner.random, 48)
+        keys = {key_of(w) for w, t in texts.items() if t is not None}
+        tried: list[int] = []
+        if self.options.enumerate_all:
+            tried = list(first_words(rests, learner.random))
+            keys |= {key_of(w) for w, t in zip(tried, prober.texts(tried), strict=True) if t is not None}
+            self.log(f"{prober.arch}: {len(keys)} keys; {prober.count} asked")
+        if not self.targets:
+            tried += more_words(keys, rests, learner.random)
+            prober.texts(tried)
+        prober.texts(sorted({*chain(*self.checks.values())}))
+        hidden = find_hidden(prober, list(prober.cache), lambda: holder(prober), self.log)
+        prober.show(hidden)
+        self.log(f"{prober.arch}: {len(hidden)} keys with a descriptor that nvdisasm hides")
+        wanted = self._differing(prober, [*plain, *tried]) if self.targets else None
+        self.targets.append(prober.arch)
+        if wanted is not None and not wanted:
+            return
+        learner.only = None if wanted is None else frozenset(wanted)
+        learner.feed_real(words)
+        if wanted is not None:
+            tried += [*(w for key in wanted for w in self.checks[key]), *more_words(wanted, rests, learner.random)]
+        found = learner.feed(tried)
+        self.log(f"{prober.arch}: {found} words of {len(learner.states)} keys; {prober.count} asked")
+        learner.explore(self.options.rounds, self.options.per_key)
+        learner.finish(words)
+        note_kinds(learner.models(), facts)
+        for model in learner.models():
+            for form in model.forms:
+                form.hidden = _hidden(form.skeleton)
+                form.skeleton = form.skeleton.replace(f"{HIDDEN_BANK}[", "desc[")
+        if self.options.effects:
+            self.log(f"effects: {learn_effects(learner, holder(prober))}")
+        for model in learner.models():
+            self.variants.append((model, {prober.arch}))
+        for key, state in learner.states.items():
+            samples = [w for form in (state.model.forms if state.model else ()) for w in (*form.shapes, *form.probes)]
+            pool = sorted(state.samples.index)
+            samples += pool[::max(1, len(pool) // CHECKS_PER_KEY)][:CHECKS_PER_KEY]
+            self.checks[key] = sorted({*self.checks[key], *map(probing_word, samples)})
+        self.reports[prober.arch] = learner.report()
+
+    def _differing(self, prober: Prober, words: Sequence[int]) -> set[int]:
+        """Notes which models are true for ``prober``'s target too; returns the keys that have to be learned anew."""
+        known: dict[int, list[tuple[Key, set[str]]]] = defaultdict(list)
+        for variant in self.variants:
+            known[variant[0].key].append(variant)
+        asked = sorted({*(w for w in words if prober.cache[w] is not None), *chain(*self.checks.values())})
+        texts: dict[int, list[tuple[int, str]]] = defaultdict(list)
+        for word, text in zip(asked, prober.texts(asked), strict=True):
+            if text is not None:
+                texts[key_of(word)].append((word, text))
+        differing = set()
+        for key, pairs in sorted(texts.items()):
+            for model, targets in known[key]:
+                if all(self._same(model, word, text) for word, text in pairs):
+                    targets.add(prober.arch)
+                    break
+            else:
+                differing.add(key)
+        for key in sorted(differing):
+            self.log(f"{prober.arch}: {key:04x} {texts[key][0][1]} is " + (
+                "read differently" if known[key] else "new"))
+        self.log(f"{prober.arch}: {len(texts)} keys, {len(differing)} of them not as in {self.targets}")
+        return differing
+
+    def _same(self, model: Key, word: int, text: str) -> bool:
+        return model.body(word, self.zero) == text.replace(f"{HIDDEN_BANK}[", "desc[")
+
+    def models(self) -> list[Key]:
+        """All models, each naming its targets unless it is true for the whole family."""
+        for model, targets in self.variants:
+            model.targets = () if targets == set(self.targets) else tuple(t for t in self.targets if t in targets)
+        return [model for model, _ in self.variants]
+
+
+def holder(prober: Prober) -> Holder:
+    """A cubin for life ranges on the prober's target."""
+    return Holder(prober.arch, word_of(prober, "EXIT"), word_of(prober, "NOP"))
+
+
+def word_of(prober: Prober, text: str) -> int:
+    """A known word with exactly this text."""
+    words = [word for word, answer in prober.cache.items() if answer == text and probing_word(word) == word]
+    if not words:
+        raise LookupError(text)
+    return min(words)
+
+
+def _hidden(skeleton: str) -> tuple[int, ...]:
+    """Positions of the values that only :func:`with_descriptor` shows."""
+    at = skeleton.find(f"{HIDDEN_BANK}[")
+    return () if at < 0 else (sum(c.isupper() for c in skeleton[:at]),)
