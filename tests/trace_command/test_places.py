@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "xtrace"))
 
 from ringsim import Clocks, Writer, site, site_map
 
+from gwatch.common.format.listing import fits
 from gwatch.cuda.binary.cubin import Cubin
 from gwatch.cuda.binary.kernel import KernelDef
 from gwatch.cuda.program.hang import hang_lines, last_seen
@@ -24,6 +25,8 @@ from gwatch.cuda.program.places import LIFETIME, merge_exits, places_of
 from gwatch.cuda.program.roles import Role, automatic, kind_of, roles_of
 from gwatch.cuda.program.start import ImportWatch, Process
 from gwatch.cuda.program.stopwatch import Stopwatch
+from gwatch.cuda.xtrace import listing
+from gwatch.cuda.xtrace.listing import listing_of
 from gwatch.cuda.xtrace.records import RECORD_DTYPE
 from gwatch.cuda.xtrace.result import TraceResult
 from gwatch.errors import SiteError
@@ -213,6 +216,19 @@ def test_a_wait_on_an_mbarrier_ends_where_its_answer_is_known(deadlock: KernelDe
         ("TMA producer", "TMA producer loop 1"),
     }
     assert sum("loop head" in str(label) for label in labels) == 2, "the spins and the compiler's own loop are none"
+
+
+def test_the_listing_of_a_kernel_says_where_its_code_stems_from(
+    deadlock: KernelDef, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = listing_of(deadlock, [30])
+    assert found["text"] == [text.strip() for text in deadlock.texts] and len(found["place"]) == len(found["index"])
+    file, line, outer, outer_line = found["places"][found["place"][at(deadlock, ".TRYWAIT")[0]]]
+    assert outer.endswith("pipeline.cu") and file.endswith(".hpp") and outer_line == 41 and line > 0
+    assert fits(found) and found["source"].keys() <= {place[0] for place in found["places"]}
+    monkeypatch.setattr(listing, "WHOLE", 10)
+    near = listing_of(deadlock, [30, 2])["index"]
+    assert near == list(range(30 + listing.AROUND + 1))
 
 
 def test_only_branches_back_over_their_head_make_loops(deadlock: KernelDef) -> None:

@@ -64,6 +64,7 @@ def test_the_third_launch_of_a_shape_is_reported_and_later_ones_are_left_alone(
     report = File.load(Path(session.options.folder) / found["archive"])
     (traced,) = report.traces[0].runs
     assert traced.launch["index"] == 2 and traced.launch["launches"] == 6
+    assert traced.listing["text"][0].startswith("LDC R1") and any("EXIT" in text for text in traced.listing["text"])
 
 
 def test_a_kernel_launched_once_is_traced_at_once(machine: Machine, start: Callable[..., Any]) -> None:

@@ -64,6 +64,8 @@ class _Writer:
         block: dict[str, Any] = {
             "kernel_prototype": run.kernel, "compile_results": plain(run.compile_results),
             "oe_results": plain(run.oe_results), "analysis": plain(run.analysis)}
+        if run.listing:
+            block["listing"] = plain(run.listing)
         if run.splice_results is not None:
             block["splice_results"] = plain(run.splice_results)
         block["records"] = self._references(record_columns(run.trace))

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from gwatch.common.format.boxes import box_strips
 from gwatch.common.format.findings import findings
 from gwatch.common.format.histograms import histograms
+from gwatch.common.format.listing import lines_of, taken_at
 from gwatch.common.format.payload import payload
 from gwatch.common.format.run import Run, plain
 from gwatch.common.format.text import duration, locator
@@ -97,6 +98,7 @@ def _run(run: Run, number: int, hidden: bool) -> Iterator[str]:
     yield _panel(run)
     yield '<div class="columns">\n'
     yield _sites(run, a)
+    yield _code(run)
     boxes = box_strips(a["scope_stats"], run.roles, run.labels, run.unit)
     yield _card("How long one run of each region takes", boxes, "wide")
     yield _card("How often it takes how long", histograms(run, a["scope_stats"]), "wide")
@@ -233,6 +235,35 @@ def _sites(run: Run, a: Mapping[str, Any]) -> str:
     return _card("Per-site records, in code order",
                  _table(head, rows, (0, 1, 2, 3), marks, (1, 2)) + '<p class="hint">A click holds a site: its '
                  "intervals stand out above. Pointing at an interval marks its two sites here.</p>", "wide sites")
+
+
+def _code(run: Run) -> str:
+    """The kernel's instructions with their source lines and the time that begins at each site."""
+    lines = lines_of(run)
+    if not lines:
+        return ""
+    taken = taken_at(run)
+    most = max(taken.values(), default=0)
+    numbers: dict[str, int] = {}
+    rows, shown = [], ""
+    for line in lines:
+        if not line.follows:
+            rows.append('<tr class="gap"><td colspan="4">⋮</td></tr>')
+        place, total = line.place, taken.get(line.site, 0) if line.site is not None else 0
+        source = f"{line.line}  {line.source}" if line.source else place
+        mark = "" if line.site is None else f' data-site="{line.site}" tabindex="0"'
+        share = f"{100 * total / most:.1f}" if total and most else "0"
+        number = numbers.setdefault(place, len(numbers)) if place else -1
+        rows.append(
+            f'<tr{mark} data-line="{number}" style="--share:{share}%"><td>{line.index}</td>'
+            f'<td class="l code">{escape(line.text)}</td><td>{duration(total, run.unit) if total else ""}</td>'
+            f'<td class="l code line" title="{escape(place)}">{escape(source) if place != shown else ""}</td></tr>')
+        shown = place
+    head = '<tr><th>at</th><th class="l">instruction</th><th>time from here</th><th class="l">source</th></tr>'
+    body = f'<table><thead>{head}</thead><tbody>{"".join(rows)}</tbody></table>'
+    hint = ('<p class="hint">Sites stand out with the time that begins at them, and point at the picture as above. '
+            'A click on a source line marks all instructions that stem from it.</p>')
+    return _card("Code", f'<div class="scroll listing">{body}</div>{hint}', "wide code-card")
 
 
 def _regions(run: Run, a: Mapping[str, Any]) -> str:

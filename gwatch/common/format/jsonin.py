@@ -41,6 +41,7 @@ def read_run(data: Mapping[str, Any], where: str) -> Run:
         evidence={key: block.get(key) for key in EVIDENCE}, sites=tuple(block.get("sites") or ()),
         warnings=tuple(map(str, block.get("warnings") or ())), splice_results=data.get("splice_results"),
         oe_results=dict(data.get("oe_results") or {}), launch=dict(block.get("launch") or {}),
+        listing=dict(data.get("listing") or {}),
         record_shape=str(block.get("record_shape", "site")))
 
 

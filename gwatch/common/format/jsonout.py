@@ -37,6 +37,8 @@ def run_chunks(run: Run, row_form: bool) -> Iterator[str]:
     yield ',"compile_results":' + dump(run.compile_results)
     yield ',"oe_results":' + dump(run.oe_results)
     yield ',"analysis":' + dump(run.analysis)
+    if run.listing:
+        yield ',"listing":' + dump(run.listing)
     if run.splice_results is not None:
         yield ',"splice_results":' + dump(run.splice_results)
     yield ',"records":'

@@ -68,6 +68,8 @@ class Run:
     splice_results: Mapping[str, Any] | None = None
     oe_results: Mapping[str, Any] = field(default_factory=dict)
     launch: Mapping[str, Any] = field(default_factory=dict)
+    listing: Mapping[str, Any] = field(default_factory=dict)
+    """The kernel's code, as :mod:`gwatch.common.format.listing` reads it; empty where the report has none."""
     record_shape: str = "site"
     window: tuple[int, int] | None = None
     """Only intervals that overlap this span of time count."""
@@ -261,7 +263,8 @@ def run_of(result: Any, site_regions: Iterable[Any] | None = None,
         roles=roles, clock=clock, compile_results=compiled, evidence=evidence, sites=sites,
         warnings=tuple(str(w) for w in lookup(result, "warnings") or block.get("warnings") or ()),
         splice_results=lookup(result, "splice_results"), oe_results=dict(lookup(result, "oe_results") or {}),
-        launch=dict(plain(lookup(result, "launch") or block.get("launch") or {})), record_shape=shape)
+        launch=dict(plain(lookup(result, "launch") or block.get("launch") or {})),
+        listing=dict(plain(lookup(result, "listing") or {})), record_shape=shape)
 
 
 def _warp_sites(records: Any, sites: Sequence[Mapping[str, Any]], warp_all: bool) -> list[int]:

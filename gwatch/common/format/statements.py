@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from gwatch.common.format.listing import fits
 from gwatch.errors import TraceError
 
 
@@ -68,11 +69,13 @@ def check_statements(run: Mapping[str, Any], analysis: Any, where: str) -> None:
     """
     if not isinstance(analysis, Mapping):
         raise TraceError("bad-report", f"{where}.analysis is no object")
-    for name, fits in FORMS.items():
-        if analysis.get(name) is not None and not fits(analysis[name]):
+    for name, right in FORMS.items():
+        if analysis.get(name) is not None and not right(analysis[name]):
             raise TraceError("bad-report", f"{where}.analysis.{name} has an unknown form")
     for name in ("compile_results", "oe_results", "splice_results"):
         if run.get(name) is not None and not isinstance(run[name], Mapping):
             raise TraceError("bad-report", f"{where}.{name} is no object")
+    if run.get("listing") and not fits(run["listing"]):
+        raise TraceError("bad-report", f"{where}.listing has an unknown form")
     if run.get("trace_results") is not None and not isinstance(run["trace_results"], list):
         raise TraceError("bad-report", f"{where}.trace_results is no list")

@@ -8,6 +8,7 @@ from typing import Any
 from gwatch.common.format.compare import SIGNIFICANCE, compare_runs
 from gwatch.common.format.findings import findings
 from gwatch.common.format.iterations import iteration_table, slack_table
+from gwatch.common.format.listing import lines_of, taken_at
 from gwatch.common.format.run import Run
 from gwatch.common.format.text import Style, clip, duration, locator, table
 from gwatch.common.format.views import WIDTH, source_line
@@ -16,6 +17,9 @@ from gwatch.common.format.waits import role_table, wait_table
 MAX_WAITS = 15
 MAX_FINDINGS = 5
 MAX_RUNS = 12
+NEAR = 3
+"""Instructions shown before and after each site."""
+MAX_CODE = 160
 
 
 def _block(title: str, lines: list[str], style: Style) -> list[str]:
@@ -97,7 +101,8 @@ def iterations_view(run: Run, style: Style) -> list[str]:
 
 
 def source_view(run: Run, style: Style) -> list[str]:
-    """Sites in code order with their source line, instruction, firings, and what begins and ends there."""
+    """Sites in code order with their source line, instruction, firings, and what begins and ends there; then, where the
+    report has it, the code around them."""
     known = {int(site.get("site_id", i)): site for i, site in enumerate(run.sites)}
     stats = {s["site_id"]: s for s in run.analysis["site_stats"]}
     mean: dict[str, str] = {s["scope_label"]: duration(s["mean"], run.unit) for s in run.analysis["scope_stats"]}
@@ -115,7 +120,32 @@ def source_view(run: Run, style: Style) -> list[str]:
                      clip(str(site.get("instruction", "")).strip(), 46), s["count"] if s else 0,
                      duration(s["repeat_mean"] if s else None, run.unit), clip(", ".join(marks), 44)))
     head = ["site", "pc", "line", "instruction", "records", "repeat mean", "regions (mean)"]
-    return _block("Sites in code order", table(head, body, (0, 1, 2, 3, 6)), style)
+    lines = _block("Sites in code order", table(head, body, (0, 1, 2, 3, 6)), style)
+    code = _code(run)
+    return [*lines, "", *_block("Code around the sites (time of what begins there)", code, style)] if code else lines
+
+
+def _code(run: Run) -> list[str]:
+    lines = lines_of(run)
+    if not lines:
+        return []
+    taken = taken_at(run)
+    places = [i for i, line in enumerate(lines) if line.site is not None]
+    near = sorted({i for place in places for i in range(max(place - NEAR, 0), min(place + NEAR + 1, len(lines)))})
+    body: list[tuple[Any, ...]] = []
+    before, shown = None, ""
+    for i in near:
+        line = lines[i]
+        if before is not None and (i != before + 1 or not line.follows):
+            body.append(("", "...", "", ""))
+        source = f"{line.place}  {line.source}".rstrip()
+        here = line.site is not None
+        total = taken.get(line.site, 0) if line.site is not None else 0
+        body.append((("> " if here else "  ") + f"{line.index:5}", clip(line.text, 58),
+                     duration(total, run.unit) if total else "", clip(source, 56) if here or source != shown else ""))
+        before, shown = i, source
+    more = [f"… {len(body) - MAX_CODE} more lines (the page shows all)"] if len(body) > MAX_CODE else []
+    return table(["     at", "instruction", "time", "source"], body[:MAX_CODE], (0, 1, 3)) + more
 
 
 def diff_view(before: Run, after: Run, style: Style) -> list[str]:

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from gwatch.cuda.driver import STATIC_SHARED, Driver
 from gwatch.cuda.launchview import Launch
 from gwatch.cuda.xtrace.decode import Decoded, decode_ring
+from gwatch.cuda.xtrace.listing import listing_of
 from gwatch.cuda.xtrace.outputs import Verdict
 from gwatch.cuda.xtrace.passes import Slot
 from gwatch.cuda.xtrace.prepare import Planned, Request, Target
@@ -91,6 +92,7 @@ def build(
         },
         records=decoded.records,
         sites=site_map.described(),
+        listing=listing_of(target.kernel, [site.index for site in site_map.sites]),
         clock_type=site_map.clock,
         launch=_launch(seen, slot, index, target),
         registers=registers,

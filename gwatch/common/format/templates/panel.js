@@ -70,6 +70,7 @@ class Panel extends Folding {
       this.window(t - half, t + half);
     };
     this.linkSites();
+    this.linkLines();
     $(this.root, ".jump").addEventListener("keydown", (event) => {
       if (event.key !== "Enter") return;
       event.preventDefault();
@@ -99,6 +100,19 @@ class Panel extends Folding {
         if (event.key !== "Enter" && event.key !== " ") return;
         event.preventDefault();
         hold();
+      });
+    }
+  }
+
+  // A click on a source line marks every instruction that stems from it.
+  linkLines() {
+    for (const cell of this.root.querySelectorAll(".listing td.line")) {
+      cell.addEventListener("click", (event) => {
+        event.stopPropagation();
+        const number = cell.parentElement.dataset.line, on = !cell.parentElement.classList.contains("same");
+        for (const row of this.root.querySelectorAll(".listing tr[data-line]")) {
+          row.classList.toggle("same", on && number !== "-1" && row.dataset.line === number);
+        }
       });
     }
   }
@@ -386,5 +400,9 @@ class Panel extends Folding {
     for (const row of this.root.querySelectorAll("tr[data-site]")) {
       row.classList.toggle("lit", sites !== null && sites.includes(+row.dataset.site));
     }
+    const first = sites && this.root.querySelector(".listing tr.lit");
+    if (!first) return;
+    const pane = first.closest(".listing"), at = first.offsetTop, seen = pane.clientHeight;
+    if (at < pane.scrollTop + 40 || at > pane.scrollTop + seen - 40) pane.scrollTop = at - seen / 2;
   }
 }
