@@ -18,6 +18,7 @@ LAYERS = [
     ("gwatch.rewrite", 3),
     ("gwatch.diff", 3),
     ("gwatch.inspect", 3),
+    ("gwatch.check", 3),
     ("gwatch.cuda.driver", 4),
     ("gwatch.cuda.cupti", 4),
     ("gwatch.cuda.capture", 4),

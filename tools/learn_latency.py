@@ -1,34 +1,49 @@
 """Learn issue distances from compiled kernels: writes ``isa/latency_<table>.txt``.
 
-For every dependent pair inside a basic block the distance is the sum of stalls from producer to consumer.
-Pairs with a scoreboard wait in between are left out: the wait, not the stall, may be what makes them right.
-For each (producer class, register file, consumer class, operand role) the table holds the smallest distance
-seen, the distance below which fewer than TRUST pairs were seen, and the number of pairs.
+For every dependent pair the distance is the sum of stalls from producer to consumer: inside a basic block, and across
+its end for results that are still young there. Nothing is counted across a stall of 0, which says nothing about time.
 
-    python tools/learn_latency.py --table sm_90 --out isa/latency_sm_90.txt CUBIN_OR_FOLDER...
+``pair`` lines are for code made from nothing: only pairs of one block without a scoreboard wait in between (the wait,
+not the stall, may be what makes them right); the smallest distance seen, the distance at or below which TRUST pairs
+were seen, and the number of pairs. ``limit`` lines are for checking foreign code: all pairs, pooled by the units that
+execute them, wherever the smallest distance was seen in many code sections of several origins (an origin is the second
+part of a file name, ``sm90-ORIGIN-hash.cubin``, or else its folder).
+
+    python tools/learn_latency.py --table sm_90 --out isa/latency_sm_90.txt CUBIN_OR_FOLDER... [--jobs 2]
+    python tools/learn_latency.py --table sm_90 --halves CUBIN_OR_FOLDER...   # learn on half of the origins, hold
+                                                                             # it against the other half, both ways
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import re
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from gwatch.cuda.binary import Cubin
 from gwatch.errors import GWatchError
-from gwatch.sass.cfg import build_cfg
+from gwatch.sass.cfg import Cfg, build_cfg
 from gwatch.sass.isa import isa_for
-from gwatch.sass.latency import ANY, TRUST, latency_class
+from gwatch.sass.latency import ANY, OVERWRITE, TRUST, latency_class, unit_class
 from gwatch.sass.scoreboards import Waits
-from gwatch.sass.uses import CodeView, WordFacts
+from gwatch.sass.uses import CodeView, Use, WordFacts
 
 FARTHEST = 80
+YOUNG = 26
+"""Results younger than this at the end of their block are followed into the next ones."""
+BORNE_OUT = {1: 400, 2: 150, 3: 12}
+"""Origins -> code sections in which a limit's smallest distance must have been seen (more origins: as for three)."""
+ALWAYS = (7, False)
 # Facts stated by hand, each with its source.
 STATED = {
     "sm_90": (
@@ -47,21 +62,68 @@ STATED = {
     ),
 }
 
+Pair = tuple[str, str, str, str]
+
+
+@dataclass
+class Seen:
+    """How often a distance was seen, in how many sections, of which origins."""
+
+    pairs: int = 0
+    sections: int = 0
+    origins: set[str] = field(default_factory=set)
+    last: int = -1
+
+    def add(self, section: int, origin: str) -> None:
+        self.pairs += 1
+        if self.last != section:
+            self.last = section
+            self.sections += 1
+            self.origins.add(origin)
+
+    def merge(self, other: Seen) -> None:
+        self.pairs += other.pairs
+        self.sections += other.sections
+        self.origins |= other.origins
+
 
 @dataclass
 class Counts:
-    """Distances seen, per pair."""
+    """What was learned. ``plain``: distances of pairs and overwrites inside a block without a wait; ``limits``: by
+    units, everything.
+    """
 
-    pairs: dict[tuple[str, str, str, str], Counter[int]] = field(default_factory=lambda: defaultdict(Counter))
-    overwrites: dict[tuple[str, str, str], Counter[int]] = field(default_factory=lambda: defaultdict(Counter))
+    plain: dict[Pair, Counter[int]] = field(default_factory=dict)
+    limits: dict[Pair, dict[int, Seen]] = field(default_factory=dict)
     signals: Counter[int] = field(default_factory=Counter)
     instructions: int = 0
     sections: int = 0
 
+    def note(self, pair: Pair, distance: int, plain: bool, origin: str) -> None:
+        if plain:
+            self.plain.setdefault(pair, Counter())[distance] += 1
+        producer, file, consumer, role = pair
+        if role == OVERWRITE:  # no law: halves of the corpus contradict each other
+            return
+        reader = consumer if consumer == ANY else unit_class(consumer)
+        table = self.limits.setdefault((unit_class(producer), file, reader, role), {})
+        table.setdefault(distance, Seen()).add(self.sections, origin)
+
+    def merge(self, other: Counts) -> None:
+        for pair, seen in other.plain.items():
+            self.plain.setdefault(pair, Counter()).update(seen)
+        for pair, distances in other.limits.items():
+            mine = self.limits.setdefault(pair, {})
+            for distance, item in distances.items():
+                mine.setdefault(distance, Seen()).merge(item)
+        self.signals.update(other.signals)
+        self.instructions += other.instructions
+        self.sections += other.sections
+
 
 @dataclass(frozen=True)
 class Written:
-    """The last writes of a register inside the block."""
+    """A write that may still be on its way: when, by which class, under which guard, after how many waits."""
 
     time: int
     name: str
@@ -74,40 +136,99 @@ def exclusive(first: tuple[int, bool], second: tuple[int, bool]) -> bool:
     return first[0] == second[0] and first[1] != second[1]
 
 
-def learn_block(view: CodeView, waits: Waits, start: int, end: int, counts: Counts) -> None:
-    """Add the pairs of one basic block."""
-    time = waited = 0
-    writers: dict[tuple[str, int], list[Written]] = {}
-    boards: dict[int, int] = {}
-    for index in range(start, end):
-        facts = view.facts(index)
-        mask = int(waits.mask[index])
-        for board in [item for item in boards if int(view.control["wait_mask"][index]) >> item & 1]:
-            counts.signals[min(time - boards.pop(board), FARTHEST)] += 1
-        waited += mask != 0 or bool(waits.group[index])
-        if facts.complete:
-            note(view, index, facts, time, waited, writers, counts)
+class SectionLearner:
+    """Adds the pairs of one section to ``counts``."""
+
+    def __init__(self, isa: Any, words: Any, entries: Iterable[int], counts: Counts, origin: str) -> None:
+        self.view = CodeView(isa, words)
+        self.cfg: Cfg = build_cfg(isa, words, tuple(entries))
+        self.waits = Waits(self.view)
+        self.counts, self.origin = counts, origin
+        self.stall = self.view.control["stall"].tolist()
+        self.facts: list[WordFacts] = [self.view.facts(index) for index in range(len(self.view))]
+
+    def run(self) -> None:
+        self.counts.sections += 1
+        self.counts.instructions += len(self.view)
+        for block in self.cfg.blocks:
+            writers, time, waited = self.block(block.start, block.end)
+            following = self.cfg.successors(block.end - 1)
+            for key, items in writers.items():
+                for item in items:
+                    if time - item.time < YOUNG and following:
+                        self.beyond(following, key, item, time, item.waits != waited)
+
+    def block(self, start: int, end: int) -> tuple[dict[tuple[str, int], list[Written]], int, int]:
+        """The pairs of one block; returns the writes that reach its end, the time there and the waits passed."""
+        control = self.view.control
+        masks = control["wait_mask"].tolist()
+        boards_taken = [control["write_scoreboard"].tolist(), control["read_scoreboard"].tolist()]
+        time = waited = 0
+        writers: dict[tuple[str, int], list[Written]] = {}
+        boards: dict[int, int] = {}
+        for index in range(start, end):
+            facts = self.facts[index]
+            for board in [item for item in boards if masks[index] >> item & 1]:
+                self.counts.signals[min(time - boards.pop(board), FARTHEST)] += 1
+            waited += bool(self.waits.mask[index]) or bool(self.waits.group[index])
+            if facts.complete:
+                for use in facts.uses:
+                    for number in range(use.first, use.first + use.count):
+                        for before in writers.get((use.file, number), ()):
+                            distance = time - before.time
+                            if distance <= FARTHEST and not exclusive(before.guard, facts.guard):
+                                self.note(facts, use, before, distance, before.waits == waited)
+            self.write(facts, writers, time, waited)
+            for column in boards_taken:
+                if column[index] != 7:
+                    boards[column[index]] = time
+            if self.stall[index] == 0:
+                writers.clear()
+                boards.clear()
+            time += max(1, self.stall[index])
+        return writers, time, waited
+
+    def write(
+        self, facts: WordFacts, writers: dict[tuple[str, int], list[Written]], time: int, waited: int
+    ) -> None:
         for use in facts.writes():
             for number in range(use.first, use.first + use.count):
                 key = (use.file, number)
                 if use.file == "P":
                     forget_guard(writers, number)
-                kept = [] if facts.guard == (7, False) else writers.get(key, [])
-                fixed = facts.kind == "fixed"
-                writers[key] = (
-                    [*kept, Written(time, latency_class(facts.opcode), facts.guard, waited)]
-                    if fixed
-                    else kept
-                )
-        control = view.control[index]
-        for board in (int(control["write_scoreboard"]), int(control["read_scoreboard"])):
-            if board != 7:
-                boards[board] = time
-        # A stall of 0 (with yield 0) doesn't mean that the next instruction issues at once.
-        if view.control["stall"][index] == 0:
-            waited += 1
-            boards.clear()
-        time += view.stall(index)
+                kept = [] if facts.guard == ALWAYS else writers.get(key, [])
+                new = [Written(time, latency_class(facts.opcode), facts.guard, waited)]
+                writers[key] = [*kept, *new] if facts.kind == "fixed" else kept
+
+    def beyond(
+        self, following: list[int], key: tuple[str, int], item: Written, time: int, waited: bool
+    ) -> None:
+        """Follow a young result past the end of its block."""
+        best: dict[int, int] = {}
+        stack = [(index, time - item.time) for index in following]
+        while stack:
+            index, distance = stack.pop()
+            if distance >= YOUNG or best.get(index, YOUNG) <= distance:
+                continue
+            best[index] = distance
+            facts = self.facts[index]
+            over = False
+            for use in facts.uses if facts.complete else ():
+                if use.file == key[0] and use.covers(key[1]):
+                    over = over or (use.write and facts.guard == ALWAYS)
+                    if not exclusive(item.guard, facts.guard):
+                        self.note(facts, use, item, distance, plain=False)
+            if not over and self.stall[index]:
+                stack += [(after, distance + self.stall[index]) for after in self.cfg.successors(index)]
+
+    def note(self, facts: WordFacts, use: Use, before: Written, distance: int, plain: bool) -> None:
+        name = latency_class(facts.opcode)
+        if not use.write:
+            # A guard is read at the same point by every instruction: one pool.
+            consumer = ANY if use.role == "guard" else name
+            self.counts.note((before.name, use.file, consumer, use.role), distance, plain, self.origin)
+        elif facts.kind == "fixed":
+            self.counts.note((before.name, use.file, name, OVERWRITE), distance, plain, self.origin)
 
 
 def forget_guard(writers: dict[tuple[str, int], list[Written]], number: int) -> None:
@@ -120,40 +241,31 @@ def forget_guard(writers: dict[tuple[str, int], list[Written]], number: int) -> 
             ]
 
 
-def note(
-    view: CodeView,
-    index: int,
-    facts: WordFacts,
-    time: int,
-    waited: int,
-    writers: dict[tuple[str, int], list[Written]],
-    counts: Counts,
-) -> None:
-    """Add the pairs that end at one instruction."""
-    name = latency_class(facts.opcode)
-    for use in facts.uses:
-        for number in range(use.first, use.first + use.count):
-            for before in writers.get((use.file, number), ()):
-                distance = time - before.time
-                if distance > FARTHEST or before.waits != waited or exclusive(before.guard, facts.guard):
-                    continue
-                if not use.write:
-                    # A guard is read at the same point by every instruction: one pool.
-                    consumer = ANY if use.role == "guard" else name
-                    counts.pairs[before.name, use.file, consumer, use.role][distance] += 1
-                elif facts.kind == "fixed":
-                    counts.overwrites[before.name, use.file, name][distance] += 1
+def origin_of(path: Path) -> str:
+    """Which package a file comes from."""
+    parts = path.name.split("-")
+    return parts[1] if len(parts) >= 3 else path.parent.name
 
 
-def learn_section(isa: object, words: object, counts: Counts) -> None:
-    """Add one section's pairs."""
-    view = CodeView(isa, words)  # type: ignore[arg-type]
-    cfg = build_cfg(isa, words)  # type: ignore[arg-type]
-    waits = Waits(view)
-    for block in cfg.blocks:
-        learn_block(view, waits, block.start, block.end, counts)
-    counts.instructions += len(view)
-    counts.sections += 1
+def learn_file(path: Path, table: str, largest: int) -> tuple[Path, Counts, dict[str, int]]:
+    """The counts of one cubin, and how many of its sections were refused, by code. Equal sections count once."""
+    counts = Counts()
+    skipped: Counter[str] = Counter()
+    seen: set[bytes] = set()
+    cubin = Cubin.from_file(path)
+    if cubin.arch.table == table:
+        isa = isa_for(cubin.arch.name)
+        for kernel in [*cubin.get_map_kernel_def().values(), *cubin.get_map_function_def().values()]:
+            words = np.ascontiguousarray(kernel.words)
+            digest = hashlib.sha1(words.tobytes()).digest()
+            if digest in seen or len(words) > largest:
+                continue
+            seen.add(digest)
+            try:
+                SectionLearner(isa, words, kernel.entry_indices, counts, origin_of(path)).run()
+            except GWatchError as error:
+                skipped[error.code] += 1
+    return path, counts, dict(skipped)
 
 
 def cubins(paths: Iterable[Path]) -> Iterator[Path]:
@@ -174,58 +286,100 @@ def trusted(seen: Counter[int]) -> int:
     return max(seen, default=2)
 
 
+def limits(counts: Counts) -> dict[Pair, tuple[int, Seen]]:
+    """The limits that enough places bear out, with what bears them out."""
+    found = {}
+    for pair, distances in sorted(counts.limits.items()):
+        least = min(distances)
+        seen = distances[least]
+        if least > 1 and seen.sections >= BORNE_OUT[min(len(seen.origins), max(BORNE_OUT))]:
+            found[pair] = least, seen
+    return found
+
+
 def table_text(table: str, counts: Counts) -> str:
     """The table file."""
     lines = [
         f"# Issue distances of {table}, learned by tools/learn_latency.py from {counts.instructions} instructions in "
         f"{counts.sections} code sections.",
         "# pair PRODUCER FILE CONSUMER ROLE MINIMUM TRUSTED SEEN; overwrite FIRST FILE SECOND MINIMUM TRUSTED SEEN;",
+        "# limit PRODUCER-UNIT FILE CONSUMER-UNIT ROLE CYCLES SECTIONS ORIGINS (seen at just that distance);",
         "# signal: least cycles from taking a scoreboard to waiting for it; floor, given: stated by hand.",
-        f"signal {trusted(counts.signals)}",
+        f"signal {min(counts.signals, default=2)}",
     ]
     lines += [f"{fact}  # {why}" for fact, why in STATED.get(table, ())]
-    for pair, seen in sorted(counts.pairs.items()):
-        lines.append(f"pair {' '.join(pair)} {min(seen)} {trusted(seen)} {sum(seen.values())}")
-    for both, seen in sorted(counts.overwrites.items()):
-        lines.append(f"overwrite {' '.join(both)} {min(seen)} {trusted(seen)} {sum(seen.values())}")
+    for pair, seen in sorted(counts.plain.items()):
+        name = f"overwrite {' '.join(pair[:3])}" if pair[3] == OVERWRITE else f"pair {' '.join(pair)}"
+        lines.append(f"{name} {min(seen)} {trusted(seen)} {sum(seen.values())}")
+    for pair, (least, item) in limits(counts).items():
+        lines.append(f"limit {' '.join(pair)} {least} {item.sections} {len(item.origins)}")
     return "\n".join(lines) + "\n"
 
 
+def halves(origins: dict[str, Counts]) -> int:
+    """Learn on half of the origins, hold it against the rest, for several splits; how many limits are contradicted."""
+    names = sorted(origins, key=lambda name: -origins[name].instructions)
+    wrong = 0
+    for number in range(4):
+        chosen = {name for place, name in enumerate(names) if (place >> number % 3 ^ number // 3) & 1}
+        known, other = Counts(), Counts()
+        for name in names:
+            (known if name in chosen else other).merge(origins[name])
+        found = limits(known)
+        bad = {p: (c, min(other.limits[p])) for p, (c, _) in found.items() if min(other.limits.get(p, {c: 0})) < c}
+        wrong += len(bad)
+        total = sum(seen.pairs for item in other.limits.values() for seen in item.values())
+        held = sum(seen.pairs for p in found for seen in other.limits.get(p, {}).values())
+        print(
+            f"learned on {', '.join(sorted(chosen))} ({known.instructions} instructions): {len(found)} limits hold "
+            f"{held} of the {total} pairs of the rest; {len(bad)} contradicted {bad or ''}"
+        )
+    return wrong
+
+
 def main(arguments: list[str] | None = None) -> int:
-    """Run the tool; exit status 0, or 2 when a file can't be used."""
+    """Run the tool; exit status 0, 1 when halves contradict each other, or 2 when a file can't be used."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("paths", nargs="+", type=Path)
     parser.add_argument("--table", default="sm_90", help="ISA table that the cubins must belong to")
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--out", type=Path, help="table to write")
+    parser.add_argument("--halves", action="store_true", help="learn on half of the origins, check the rest")
     parser.add_argument("--skip", default="$^", help="leave out files whose name matches this pattern")
+    parser.add_argument("--largest", type=int, default=1 << 17, help="leave out longer sections")
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
     options = parser.parse_args(arguments)
-    counts = Counts()
+    if not options.out and not options.halves:
+        parser.error("give --out, --halves, or both")
+    origins: dict[str, Counts] = defaultdict(Counts)
     skipped: Counter[str] = Counter()
-    seen: set[bytes] = set()
-    for path in cubins(options.paths):
-        if re.search(options.skip, path.name):
-            continue
-        try:
-            cubin = Cubin.from_file(path)
-            if cubin.arch.table != options.table:
-                continue
-            isa = isa_for(cubin.arch.name)
-            for kernel in [*cubin.get_map_kernel_def().values(), *cubin.get_map_function_def().values()]:
-                words = np.ascontiguousarray(kernel.words)
-                if (text := words.tobytes()) in seen:
-                    continue
-                seen.add(text)
-                try:
-                    learn_section(isa, words, counts)
-                except GWatchError as error:
-                    skipped[error.code] += 1
-        except GWatchError as error:
-            print(f"{path}: {error}", file=sys.stderr)
-            return 2
-        print(f"{path.name}: {counts.instructions} instructions, {len(counts.pairs)} pairs", flush=True)
-    options.out.write_text(table_text(options.table, counts), encoding="utf-8")
-    print(f"{options.out}: {counts.sections} sections, skipped {dict(skipped)}")
-    return 0
+    learn = partial(learn_file, table=options.table, largest=options.largest)
+    files = [path for path in cubins(options.paths) if not re.search(options.skip, path.name)]
+    try:
+        for number, (path, counts, refused) in enumerate(_spread(learn, files, options.jobs), 1):
+            origins[origin_of(path)].merge(counts)
+            skipped.update(refused)
+            print(f"[{number}/{len(files)}] {path.name}: {counts.instructions} instructions", flush=True)
+    except GWatchError as error:
+        print(error, file=sys.stderr)
+        return 2
+    total = Counts()
+    for counts in origins.values():
+        total.merge(counts)
+    wrong = halves(origins) if options.halves else 0
+    if options.out:
+        options.out.write_text(table_text(options.table, total), encoding="utf-8")
+        print(f"{options.out}: {total.sections} sections, {len(limits(total))} limits, skipped {dict(skipped)}")
+    return 1 if wrong else 0
+
+
+def _spread(
+    learn: Callable[[Path], tuple[Path, Counts, dict[str, int]]], files: list[Path], jobs: int
+) -> Iterator[tuple[Path, Counts, dict[str, int]]]:
+    if jobs <= 1:
+        yield from map(learn, files)
+        return
+    with ProcessPoolExecutor(jobs) as pool:
+        yield from pool.map(learn, files)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,8 @@ The class of an instruction is its mnemonic plus the modifiers that change its r
 (:func:`latency_class`).
 
 ``floor`` and ``given`` lines are facts stated by hand, each with its source: a pair is never taken below a floor, and
-needs no more than what is given.
+needs no more than what is given. ``limit`` lines are for checking foreign code: pairs pooled by the unit that executes
+them (:func:`unit_class`), so that one rare pair of opcodes doesn't stand for a law of the machine.
 """
 
 from __future__ import annotations
@@ -26,8 +27,35 @@ TRUST = 6
 OFTEN = 50
 MARGIN = 2
 ANY = "*"
+OVERWRITE = "overwrite"
 _NEVER = (1, UNSEEN, 0)
 _SPLIT = {"IMAD": ("WIDE", "HI"), "UIMAD": ("WIDE", "HI"), "LEA": ("HI",)}
+
+
+_UNITS = {
+    "ALU": "IADD3 IADD LOP3 LOP SHF LEA LEA.HI ISETP SEL PRMT IABS IMNMX VIMNMX VIMNMX3 VIADDMNMX VHMNMX FSEL "
+    "FSETP FSET FMNMX PLOP3 SGXT BMSK I2FP F2FP I2IP F2IP MOV P2R R2P VOTE VABSDIFF",
+    "FMA": "FFMA FADD FMUL IMAD VIADD FSWZADD IDP IDP4A",
+    "WIDE": "IMAD.WIDE",
+    "HALF": "HFMA2 HADD2 HMUL2 HMNMX2 HSETP2 HSET2",
+    "DOUBLE": "DADD DMUL DFMA DSETP DMNMX",
+    "UNIFORM": "UIADD3 ULOP3 USHF UIMAD UIMAD.WIDE UIMAD.HI USEL UISETP UPRMT ULEA ULEA.HI UPLOP3 UP2UR UR2UP UBMSK "
+    "USGXT UIMNMX UVIMNMX",
+    "MEMORY": "LDG LD STG ST LDS STS LDL STL ATOM ATOMG ATOMS RED REDG LDSM STSM LDGSTS SHFL MATCH QSPC CCTL",
+    "CONVERT": "MUFU I2F F2I F2F POPC FLO BREV FRND",
+    "BRANCH": "BRA EXIT BSYNC BREAK CALL RET BSSY WARPSYNC BRX BRXU YIELD BAR NANOSLEEP KILL",
+    "TMA": "UTMALDG UTMASTG UTMAPF UTMAREDG UBLKCP UBLKRED UBLKPF",
+    "WARPGROUP": "HGMMA QGMMA IGMMA BGMMA",
+    "MATRIX": "HMMA IMMA DMMA BMMA QMMA",
+    "SPECIAL": "S2R S2UR CS2R",
+}
+UNITS = {name: unit for unit, names in _UNITS.items() for name in names.split()}
+"""Which classes run alike, as far as issue distances between them show; any other class is a unit of its own."""
+
+
+def unit_class(name: str) -> str:
+    """The unit of a latency class: ``LEA.HI`` -> ``ALU``."""
+    return UNITS.get(name, name)
 
 
 def latency_class(opcode: str) -> str:
@@ -46,7 +74,8 @@ class LatencyTable:
     smallest at or below which at least :data:`TRUST` pairs were seen, and how many pairs there were.
     ``overwrites[(first, file, second)]``: the same for two writes of one register; ``floors`` and
     ``given``: cycles, with ``*`` for any class or role; ``signal``: the smallest distance from an instruction
-    that takes a scoreboard to one that waits for it.
+    that takes a scoreboard to one that waits for it. ``limits[(producer unit, file, consumer unit, role)]``: the
+    smallest distance that compilers ever leave, for units whose smallest distance was seen in many places.
     """
 
     arch: str
@@ -55,6 +84,7 @@ class LatencyTable:
     floors: dict[tuple[str, str, str, str], int]
     given: dict[tuple[str, str, str, str], int]
     signal: int
+    limits: dict[tuple[str, str, str, str], int] = field(default_factory=dict)
     _settled: dict[tuple[str, str], int] = field(default_factory=dict, repr=False, compare=False)
     _slowest: dict[tuple[str, str], int] = field(default_factory=dict, repr=False, compare=False)
 
@@ -74,27 +104,24 @@ class LatencyTable:
         """The smallest distance ever seen: a smaller one is an error. 1 for a pair never seen."""
         return self.pairs.get((producer, file, ANY if role == "guard" else consumer, role), _NEVER)[0]
 
-    def frequent(self, producer: str, file: str, consumer: str, role: str) -> int:
-        """The smallest distance ever seen between a pair that was seen often; 1 for a rarer one."""
-        pair = (producer, file, ANY if role == "guard" else consumer, role)
-        minimum, _, seen = self.pairs.get(pair, _NEVER)
-        return minimum if seen >= OFTEN else 1
+    def limit(self, producer: str, file: str, consumer: str, role: str) -> int:
+        """The distance that compiled code never undercuts; 1 where that isn't known."""
+        reader = ANY if role == "guard" else unit_class(consumer)
+        return self.limits.get((unit_class(producer), file, reader, role), 1)
 
     def slowest(self, producer: str, file: str) -> int:
-        """The longest of a producer's frequent distances: past it nothing can be too early."""
-        key = (producer, file)
+        """The longest limit of a producer: past it nothing can be too early."""
+        key = (unit_class(producer), file)
         if key not in self._slowest:
-            mine = [
-                least for pair, (least, _, seen) in self.pairs.items() if pair[:2] == key and seen >= OFTEN
-            ]
-            self._slowest[key] = max(mine, default=1)
+            self._slowest[key] = max((cycles for pair, cycles in self.limits.items() if pair[:2] == key), default=1)
         return self._slowest[key]
 
     def overwrite(self, first: str, file: str, second: str) -> int:
         """Issue cycles from a write to a later write of the same register (code made from nothing)."""
         _, cycles, seen = self.overwrites.get((first, file, second), _NEVER)
         if seen >= TRUST:
-            return cycles
+            # A pair seen only far apart tells nothing: once a result is there, it may be overwritten.
+            return min(cycles, self.settled(first, file))
         return 1 if first == second else self.settled(first, file)
 
     def settled(self, producer: str, file: str) -> int:
@@ -132,6 +159,7 @@ def parse_table(text: str, arch: str) -> LatencyTable:
     overwrites: dict[tuple[str, str, str], tuple[int, int, int]] = {}
     floors: dict[tuple[str, str, str, str], int] = {}
     given: dict[tuple[str, str, str, str], int] = {}
+    limits: dict[tuple[str, str, str, str], int] = {}
     signal = 2
     for line in text.splitlines():
         word = line.split("#", 1)[0].split()
@@ -145,9 +173,11 @@ def parse_table(text: str, arch: str) -> LatencyTable:
             floors[word[1], word[2], word[3], word[4]] = int(word[5])
         elif word[0] == "given":
             given[word[1], word[2], word[3], word[4]] = int(word[5])
+        elif word[0] == "limit":
+            limits[word[1], word[2], word[3], word[4]] = int(word[5])
         elif word[0] == "signal":
             signal = int(word[1])
-    return LatencyTable(arch, pairs, overwrites, floors, given, signal)
+    return LatencyTable(arch, pairs, overwrites, floors, given, signal, limits)
 
 
 @cache

@@ -12,7 +12,7 @@ from gwatch.sass.latency import UNKNOWN, UNSEEN, latency_class, latency_for, par
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
 
-from learn_latency import Counts, learn_section, table_text, trusted
+from learn_latency import BORNE_OUT, Counts, SectionLearner, limits, table_text, trusted
 
 TEXT = """
 # a comment
@@ -28,6 +28,9 @@ pair HMMA R FADD data 34 34 20
 given CS2R R STG data 5
 pair CS2R R STG data 5 12 9
 overwrite MOV R IADD3 2 2 40
+overwrite IADD3 R CS2R 61 61 9
+limit ALU R FMA data 5 5230 8
+limit ALU P * guard 13 5305 8
 """
 
 
@@ -50,6 +53,15 @@ def test_what_is_trusted_given_and_floored() -> None:
     assert table.overwrite("IADD3", "R", "SHF") == UNSEEN
     assert table.overwrite("MOV", "R", "SHF") == UNKNOWN
     assert table.settled("IADD3", "R") == UNSEEN and table.settled("SHF", "R") == UNKNOWN
+    assert table.overwrite("IADD3", "R", "CS2R") == UNSEEN, "a result that is there may be overwritten"
+
+
+def test_limits_pool_the_opcodes_of_a_unit() -> None:
+    table = parse_table(TEXT, "test")
+    assert table.limit("SHF", "R", "FFMA", "data") == table.limit("LOP3", "R", "IMAD", "data") == 5
+    assert table.limit("SHF", "R", "STG", "data") == 1, "nothing known"
+    assert table.limit("ISETP", "P", "BRA", "guard") == table.limit("LOP3", "P", "STG", "guard") == 13
+    assert table.slowest("PLOP3", "P") == 13 and table.slowest("IMAD", "R") == 1
 
 
 @pytest.mark.parametrize(
@@ -107,11 +119,31 @@ def test_the_shipped_table_is_what_the_tool_writes_and_reads_back() -> None:
 
 def test_trusted_distance_needs_enough_pairs() -> None:
     counts = Counts()
-    counts.pairs["A", "R", "B", "data"].update({4: 2, 5: 10, 9: 1})
-    assert trusted(counts.pairs["A", "R", "B", "data"]) == 5
+    pair = ("A", "R", "B", "data")
+    for distance, times in {4: 2, 5: 10, 9: 1}.items():
+        for _ in range(times):
+            counts.note(pair, distance, plain=True, origin="one")
+    assert trusted(counts.plain[pair]) == 5
     text = table_text("other", counts)
-    assert "pair A R B data 4 5 13" in text
+    assert "pair A R B data 4 5 13" in text and "limit" not in text.split("# signal")[1]
     assert parse_table(text, "other").minimum("A", "R", "B", "data") == 4
+
+
+def test_a_limit_must_be_borne_out_in_many_places() -> None:
+    counts = Counts()
+    for number in range(BORNE_OUT[3]):
+        assert limits(counts) == {}, number
+        counts.sections += 1
+        for _ in range(5):
+            counts.note(("IADD3", "R", "IMAD", "data"), 5, plain=False, origin=f"origin {number % 3}")
+    ((pair, (cycles, seen)),) = limits(counts).items()
+    assert pair == ("ALU", "R", "FMA", "data") and cycles == 5
+    assert (seen.pairs, seen.sections, len(seen.origins)) == (5 * BORNE_OUT[3], BORNE_OUT[3], 3)
+    other = Counts()
+    other.sections += 1
+    other.note(("SHF", "R", "FFMA", "data"), 4, plain=False, origin="another")
+    counts.merge(other)
+    assert limits(counts) == {}, "one place that goes closer is enough"
 
 
 def test_learning_finds_pairs_in_a_corpus_kernel(corpus_sm90: list[Path]) -> None:
@@ -122,10 +154,13 @@ def test_learning_finds_pairs_in_a_corpus_kernel(corpus_sm90: list[Path]) -> Non
     cubin = Cubin.from_file(path)
     counts = Counts()
     for kernel in cubin.get_map_kernel_def().values():
-        learn_section(isa_for(cubin.arch.name), kernel.words, counts)
+        SectionLearner(isa_for(cubin.arch.name), kernel.words, kernel.entry_indices, counts, "jax").run()
     assert counts.instructions == 208
     # ISETP.NE.U32.AND P0 at 0x100 and @!P0 BRA at 0x120 are 13 issue cycles apart.
-    assert counts.pairs["ISETP", "P", "*", "guard"][13] >= 1
+    assert counts.plain["ISETP", "P", "*", "guard"][13] >= 1
     table = latency_for("sm_90")
-    for pair, seen in counts.pairs.items():
-        assert min(seen) >= table.minimum(*pair), pair
+    for pair, seen in counts.plain.items():
+        if pair[3] != "overwrite":
+            assert min(seen) >= table.minimum(*pair), pair
+    for (producer, file, consumer, role), distances in counts.limits.items():
+        assert min(distances) >= table.limits.get((producer, file, consumer, role), 1)

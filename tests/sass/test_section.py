@@ -70,7 +70,7 @@ def test_a_pair_at_its_minimum_cannot_be_shortened_unseen(corpus_sm90: list[Path
             at_minimum = any(
                 use.file == other.file
                 and use.covers(other.first)
-                and latency.frequent(names[0], use.file, names[1], other.role) == stall
+                and latency.limit(names[0], use.file, names[1], other.role) == stall
                 for use in first.writes()
                 for other in second.reads()
             )

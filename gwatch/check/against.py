@@ -1,0 +1,246 @@
+"""Check a patched cubin against the one it was made from, knowing nothing of how it was made.
+
+The original instructions are found in the new code by their words; what is left over was inserted. Then every
+original must be unchanged, every code position must lead where it led, and inserted code may disturb nothing: the same
+replay as before a rewrite is emitted (:mod:`gwatch.sass.hazards`), with what the rewriter claims replaced by what the
+two files show.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from gwatch.check.findings import Finding, KernelCheck
+from gwatch.cuda.binary.elf import Relocation
+from gwatch.cuda.binary.nvinfo import OFFSET_SHAPES, Attr
+from gwatch.errors import GWatchError, KernelError
+from gwatch.sass.cfg import Cfg, Flow, Words, build_cfg
+from gwatch.sass.hazards import RewriteChecker
+from gwatch.sass.integrity import Key, Rewrite
+from gwatch.sass.isa import isa_for
+from gwatch.sass.latency import latency_for
+from gwatch.sass.motion import return_addresses
+from gwatch.sass.scoreboards import Waits
+from gwatch.sass.uses import CodeView
+
+if TYPE_CHECKING:
+    from gwatch.cuda.binary import Cubin, KernelDef
+
+STACK_POINTER = 1
+_OPCODE_LOW = np.uint64(0xFFFF)
+_CONTROL_HIGH = np.uint64(((1 << 17) - 1) << (105 - 64))
+_REUSE_HIGH = np.uint64(15 << (122 - 64))
+_ALL = np.uint64(2**64 - 1)
+_IMMEDIATE = np.uint64(0xFFFFFFFF << 32)
+
+
+@dataclass(frozen=True, slots=True)
+class Alignment:
+    """Where original instruction i stands in the new code (``place`` (n,)), and where an untouched copy of all of
+    them starts, if there is one."""
+
+    place: npt.NDArray[np.int64]
+    twin: int | None
+
+
+def align(old: Words, new: Words, masks: Words) -> Alignment | None:
+    """Find ``old`` (n, 2) in ``new`` (m, 2) in order, comparing the bits of ``masks`` (n, 2); None when it isn't there.
+
+    Inserted code stands before an original; of two words that would do, the later one is the original.
+    """
+    count = len(old)
+    twin = len(new) - count if len(new) >= 2 * count and np.array_equal(new[-count:], old) else None
+    body = new if twin is None else new[:twin]
+    place = np.full(count, -1, np.int64)
+    wanted = (old & masks).tolist()
+    mask_rows, rows = masks.tolist(), body.tolist()
+    at = len(rows) - 1
+    # Padding repeats the last original: of equal last words the first is the original.
+    while at > 0 and rows[at - 1] == rows[at] and rows[at] == old[-1].tolist():
+        at -= 1
+    trailing = 0
+    while trailing + 1 < count and old[count - 2 - trailing].tolist() == old[-1].tolist():
+        trailing += 1
+    at = min(len(rows) - 1, at + trailing)
+    for index in range(count - 1, -1, -1):
+        low, high = mask_rows[index]
+        while at >= 0 and [rows[at][0] & low, rows[at][1] & high] != wanted[index]:
+            at -= 1
+        if at < 0:
+            return None
+        place[index] = at
+        at -= 1
+    return Alignment(place, twin)
+
+
+def compared_bits(words: Words, cfg: Cfg, returns: dict[int, int]) -> Words:
+    """Per original instruction the bits that a rewrite leaves alone: all but reuse, and but code positions."""
+    masks = np.full((len(words), 2), _ALL)
+    masks[:, 1] &= ~_REUSE_HIGH
+    moving = np.zeros(len(words), bool)
+    moving[cfg.flow.relative()] = True
+    moving |= np.isin(cfg.flow.kind, (Flow.INDIRECT,))
+    masks[moving] = _OPCODE_LOW, _CONTROL_HIGH
+    masks[list(returns), 0] &= ~_IMMEDIATE
+    return masks
+
+
+def check_against(before: Cubin, after: Cubin, check: KernelCheck) -> None:
+    """Add to ``check`` (a kernel of ``after``) what differs from ``before`` in more than insertions.
+
+    What can't be compared is said in ``check.refused``. A kernel that ``before`` doesn't have is a finding.
+    """
+    try:
+        old = before.get_kerneldef_by_name(check.kernel)
+        new = after.get_kerneldef_by_name(check.kernel)
+    except KernelError as error:
+        check.findings.append(Finding(check.kernel, None, None, "", "missing", error.message))
+        return
+    if np.array_equal(old.words, new.words):
+        return
+    try:
+        _Against(before, old, after, new, check).run()
+    except GWatchError as error:
+        check.refused = check.refused or str(error)
+
+
+class _Against:
+    def __init__(
+        self, before: Cubin, old: KernelDef, after: Cubin, new: KernelDef, check: KernelCheck
+    ) -> None:
+        self.before, self.old, self.after, self.new, self.check = before, old, after, new, check
+        self.isa = isa_for(before.arch.name)
+        self.size = before.arch.instruction_size
+        self.view = CodeView(self.isa, old.words)
+        self.cfg = build_cfg(self.isa, old.words, old.entry_indices)
+        self.relocated = frozenset(entry.offset // self.size for entry in old.relocations)
+        self.returns = return_addresses(self.view, self.cfg, self.relocated)
+
+    def report(self, index: int | None, kind: str, cause: str) -> None:
+        text = "" if index is None else CodeView(self.isa, self.new.words).facts(index).text
+        pc = None if index is None else index * self.size
+        finding = Finding(self.check.kernel, index, pc, text, kind, cause)
+        if finding not in self.check.findings:
+            self.check.findings.append(finding)
+
+    def run(self) -> None:
+        found = align(self.old.words, self.new.words, compared_bits(self.old.words, self.cfg, self.returns))
+        if found is None:
+            self.report(
+                None, "changed", "the original instructions are not all there, in order and unchanged"
+            )
+            return
+        rewrite = self._rewrite(found)
+        checker = RewriteChecker(self.isa, latency_for(self.before.arch.table), rewrite)
+        for item in checker.run():
+            self.report(item.index, item.kind, item.message)
+        self._holders(found, rewrite)
+
+    def _rewrite(self, found: Alignment) -> Rewrite:
+        count = int(found.place[-1]) + 1
+        inserted = np.ones(len(self.new.words), bool)
+        inserted[found.place] = False
+        inserted[count:] = False
+        entry = int(found.place[0])
+        new_view = CodeView(self.isa, self.new.words[:count])
+        if (self.cfg.flow.target == 0).any():
+            # Loops back to the start skip what runs only at the entry.
+            cfg = build_cfg(self.isa, new_view.words, (0,))
+            looping = np.flatnonzero((self.cfg.flow.target == 0) & (self.cfg.flow.kind != Flow.RETURN))
+            entry = min([entry, *(int(cfg.flow.target[found.place[index]]) for index in looping.tolist())])
+        named = {(file, n) for file in ("R", "UR", "P", "UP") for n in self.view.named(file, certain=True)}
+        written: list[set[Key]] = [set(), set()]
+        for index in np.flatnonzero(inserted[:count]).tolist():
+            for use in new_view.facts(index).uses:
+                # A register that is only read and that nobody else names is inserted code's, too: filling of a record.
+                keys = {(use.file, n) for n in range(use.first, use.first + use.count)}
+                written[index >= entry] |= keys if use.write else keys - named
+        own = frozenset((written[0] | written[1]) - named)
+        # When a kernel is entered its registers hold nothing yet, the stack pointer aside.
+        entry_only = frozenset(written[0] & named - {("R", STACK_POINTER)})
+        return Rewrite(
+            view=self.view,
+            cfg=self.cfg,
+            waits=Waits(self.view),
+            words=self.new.words,
+            inserted=inserted,
+            count=count,
+            entry=entry,
+            own=own,
+            entry_only=entry_only,
+            returns=self.returns,
+            twin=found.twin,
+        )
+
+    # what points into the code
+    # ---------------------------------------------------------------------------------------------
+
+    def _holders(self, found: Alignment, rewrite: Rewrite) -> None:
+        place = found.place
+        copies = [place] if found.twin is None else [place, np.arange(len(place)) + found.twin]
+        reached = self._reached(place, rewrite)
+        self._attributes(copies)
+        starts = {symbol.name: symbol.value // self.size for symbol in self.old.inner_functions}
+        for symbol in self.new.inner_functions:
+            if symbol.name in starts and symbol.value // self.size != reached[starts[symbol.name]]:
+                self.report(
+                    symbol.value // self.size, "symbol", f"{symbol.name} starts here, not where its code went"
+                )
+        names = [
+            Counter(
+                (entry.type, cubin.elf.symbols[entry.symbol].name, at)
+                for entry, at in self._relocations(kernel, maps)
+            )
+            for cubin, kernel, maps in ((self.before, self.old, copies), (self.after, self.new, None))
+        ]
+        for kind, name, at in names[0] - names[1]:
+            self.report(int(at), "relocation", f"relocation {kind} of {name} is not here any more")
+
+    def _relocations(
+        self, kernel: KernelDef, maps: list[npt.NDArray[np.int64]] | None
+    ) -> Iterator[tuple[Relocation, int]]:
+        for entry in kernel.relocations:
+            index = entry.offset // self.size
+            for places in [None] if maps is None else maps:
+                yield entry, index if places is None else int(places[index])
+
+    def _reached(self, place: npt.NDArray[np.int64], rewrite: Rewrite) -> list[int]:
+        """Where a jump to original instruction i must arrive: at the first word inserted before it."""
+        out = []
+        for number, at in enumerate(place.tolist()):
+            while at > 0 and rewrite.inserted[at - 1]:
+                at -= 1
+            out.append(at + rewrite.entry if number == 0 else at)
+        return out
+
+    def _attributes(self, copies: list[npt.NDArray[np.int64]]) -> None:
+        for before in self.old.attributes:
+            shape = OFFSET_SHAPES.get(before.code)
+            if shape is None:
+                continue
+            wanted: Counter[tuple[int, ...]] = Counter()
+            for places in copies:
+                for at in range(0, len(before.words), shape.stride):
+                    record = list(before.words[at : at + shape.stride])
+                    record[shape.column] = int(places[record[shape.column] // self.size]) * self.size
+                    wanted[tuple(record)] += 1
+            for after in self.new.attributes:
+                if after.code == before.code:
+                    words = after.words
+                    for at in range(0, len(words), shape.stride):
+                        wanted[tuple(words[at : at + shape.stride])] -= 1
+            name = Attr(before.code).name
+            for record, surplus in wanted.items():
+                if surplus:
+                    index = min(record[shape.column] // self.size, len(self.new.words) - 1)
+                    self.report(
+                        index,
+                        "offset",
+                        f"{name} {'points here no more' if surplus > 0 else 'points here by mistake'}",
+                    )

@@ -1,0 +1,191 @@
+#!/usr/bin/env python3
+"""Torture the rewriter: random sites and snippets in every kernel of a folder, each rewrite proved.
+
+    python tools/torture.py --kernels DIR_OR_CUBIN ... [--sites N] [--seconds S] [--seed S] [--json]
+    python tools/torture.py --gpu [--seconds S] [--seed S] [--json]
+
+Without a GPU every rewrite is proved by three roads that don't use the rewriter's maps: nvdisasm lists both images and
+the inserted lines taken out leave equal listings; ``gwatch check`` finds no hazard and no stale code offset in the new
+image; compared with the original, nothing but insertions differs and they disturb nothing. Every tenth rewrite also
+gets faults planted in it on purpose, which the checker must report.
+
+With ``--gpu`` the kernels of ``tools/torturing`` and freshly generated ones run plain and patched on random inputs:
+outputs must be equal bit by bit, armed and unarmed, and every visit of a site must be recorded exactly once, as counted
+by an independent counter snippet. A launch that takes longer than 20 s counts as a hang.
+
+A failure prints the command that repeats it. Exit codes: 0 nothing wrong, 1 something was, 2 nothing could be tried.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import re
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
+
+from torturing.cases import make_case  # noqa: E402
+from torturing.mutations import plant_all  # noqa: E402
+from torturing.proof import Outcome, prove  # noqa: E402
+
+from gwatch.cuda.binary import Cubin, KernelDef  # noqa: E402
+from gwatch.errors import GWatchError  # noqa: E402
+
+PLANT_EVERY = 10
+
+
+def files_of(paths: list[Path]) -> list[Path]:
+    """The cubins named, and those below the folders named."""
+    return [item for path in paths for item in (sorted(path.rglob("*.cubin")) if path.is_dir() else [path])]
+
+
+def kernels_of(
+    paths: list[Path], rng: random.Random, longest: int, only: str
+) -> Iterator[tuple[Path, Cubin, KernelDef]]:
+    """Kernels in random order, every file once before any comes again."""
+    files = files_of(paths)
+    left: dict[Path, list[str]] = {}
+    while files:
+        rng.shuffle(files)
+        for path in list(files):
+            try:
+                cubin = Cubin.from_file(path)
+                kernels = cubin.get_map_kernel_def()
+            except GWatchError as error:
+                print(f"{path}: {error}", file=sys.stderr)
+                files.remove(path)
+                continue
+            if path not in left:
+                left[path] = [
+                    k.name for k in kernels.values() if len(k.words) <= longest and re.search(only, k.name)
+                ]
+                rng.shuffle(left[path])
+            if not left[path]:
+                files.remove(path)
+                continue
+            yield path, cubin, kernels[left[path].pop()]
+
+
+def main() -> int:
+    """Run the tool."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--kernels", nargs="+", type=Path, default=[ROOT / ".corpus"], help="cubins or folders"
+    )
+    parser.add_argument("--only", default="", metavar="REGEX", help="only kernels whose name matches")
+    parser.add_argument("--sites", type=int, default=20_000, help="stop after this many (kernel, site) pairs")
+    parser.add_argument("--seconds", type=float, default=0, help="stop after this long (0: no limit)")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument(
+        "--case", type=int, help="only this case number of each kernel (with --only: repeats it)"
+    )
+    parser.add_argument(
+        "--longest", type=int, default=100_000, help="leave out longer kernels (instructions)"
+    )
+    parser.add_argument("--rounds", type=int, default=100, help="times through all kernels, at most")
+    parser.add_argument("--gpu", action="store_true", help="run on the GPU")
+    parser.add_argument(
+        "--sanitize", action="store_true", help="with --gpu: a sample under compute-sanitizer"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    args = parser.parse_args()
+    if args.gpu:
+        from torturing.gpu import torture_gpu
+
+        return torture_gpu(args)
+    return offline(args)
+
+
+def offline(args: argparse.Namespace) -> int:
+    """Torture without a GPU."""
+    begin = time.monotonic()
+    total = Outcome()
+    planted: Counter[str] = Counter()
+    caught: Counter[str] = Counter()
+    kernels: dict[str, Counter[str]] = {}
+    cases = 0
+    for number in range(args.rounds):
+        rng = random.Random(f"{args.seed}|{number}")
+        tried = False
+        for path, cubin, kernel in kernels_of(args.kernels, rng, args.longest, args.only):
+            spent = total.proved + sum(total.refused.values())
+            if spent >= args.sites or (args.seconds and time.monotonic() - begin > args.seconds):
+                break
+            tried = True
+            found = Outcome()
+            try:
+                case = make_case(
+                    cubin, kernel, args.seed, path.name, number if args.case is None else args.case
+                )
+                found = prove(case)
+                if found.rewrites and (cases % PLANT_EVERY == 0 or args.case is not None):
+                    for kind, (seeds, seen, missed) in plant_all(case).items():
+                        planted[kind] += seeds
+                        caught[kind] += seen
+                        found.wrong += missed
+            except GWatchError as error:
+                found.refused[error.code] = 1
+                found.reasons[error.code] = f"{kernel.name}: {error}"
+            cases += 1
+            arch = cubin.arch.name
+            row = kernels.setdefault(arch, Counter())
+            row["kernels"] += 1
+            row["rewritten" if found.proved else "refused"] += 1
+            row["sites"] += found.proved
+            if not found.proved and found.refused:
+                row["refused: " + max(found.refused, key=lambda code: found.refused[code])] += 1
+            for sentence in found.wrong:
+                print(
+                    f"WRONG {path.name} {kernel.name}: {sentence}\n  again: python tools/torture.py --kernels {path} "
+                    f"--only '^{re.escape(kernel.name)}$' --seed {args.seed} --case {number} --rounds 1",
+                    file=sys.stderr,
+                    flush=True,
+                )
+            total.add(found)
+            if sys.stderr.isatty():
+                sys.stderr.write(f"\r{total.proved} proved, {len(total.wrong)} wrong, {cases} cases ")
+        if not tried or args.case is not None:
+            break
+    result = {
+        "seed": args.seed,
+        "seconds": round(time.monotonic() - begin, 1),
+        "cases": cases,
+        "rewrites": total.rewrites,
+        "proved": total.proved,
+        "refused": dict(sorted(total.refused.items())),
+        "reasons": total.reasons,
+        "wrong": len(total.wrong),
+        "by_arch": {arch: dict(row) for arch, row in sorted(kernels.items())},
+        "planted": dict(planted),
+        "caught": dict(caught),
+    }
+    print(json.dumps(result, indent=1) if args.json else summary(result))
+    if not cases:
+        return 2
+    return 1 if total.wrong else 0
+
+
+def summary(result: dict[str, object]) -> str:
+    """The result as text."""
+    lines = [
+        f"{result['cases']} cases, {result['rewrites']} rewrites, {result['proved']} (kernel, site) pairs proved, "
+        f"{result['wrong']} wrong, in {result['seconds']} s (seed {result['seed']})"
+    ]
+    lines += [f"{arch}: {row}" for arch, row in result["by_arch"].items()]  # type: ignore[attr-defined]
+    lines += [f"refused {code}: {count}" for code, count in result["refused"].items()]  # type: ignore[attr-defined]
+    for kind, seeds in result["planted"].items():  # type: ignore[attr-defined]
+        lines.append(f"planted {kind}: {result['caught'].get(kind, 0)} of {seeds} caught")  # type: ignore[attr-defined]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
