@@ -227,9 +227,9 @@ class _Against:
             wanted: Counter[tuple[int, ...]] = Counter()
             for places in copies:
                 for at in range(0, len(before.words), shape.stride):
-                    record = list(before.words[at : at + shape.stride])
-                    record[shape.column] = int(places[record[shape.column] // self.size]) * self.size
-                    wanted[tuple(record)] += 1
+                    entry = list(before.words[at : at + shape.stride])
+                    entry[shape.column] = int(places[entry[shape.column] // self.size]) * self.size
+                    wanted[tuple(entry)] += 1
             for after in self.new.attributes:
                 if after.code == before.code:
                     words = after.words
