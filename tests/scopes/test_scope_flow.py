@@ -20,6 +20,8 @@ from ringsim import site_map  # noqa: E402
 from gwatch.common.format import File  # noqa: E402
 from gwatch.cuda.binary.constants import add_note  # noqa: E402
 from gwatch.cuda.binary.cubin import Cubin  # noqa: E402
+from gwatch.cuda.program.options import ProgramOptions  # noqa: E402
+from gwatch.cuda.program.places import places_of  # noqa: E402
 from gwatch.cuda.trace import do_trace, do_trace_kernel_launch_sequence  # noqa: E402
 from gwatch.cuda.trace.format import Section_IntraKernelTrace  # noqa: E402
 from gwatch.cuda.xtrace import prepare, tiers  # noqa: E402
@@ -161,3 +163,13 @@ def test_a_sequence_of_launches_comes_back_in_order(machine: flow.Machine) -> No
     with pytest.raises(Exception, match=r"\[kernel-not-launched\]"):
         do_trace_kernel_launch_sequence(lambda: None, "marked", instrumentation_tier="sass")
     assert flow.left_clean(machine)
+
+
+def test_gwatch_trace_records_the_scopes_it_finds(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = ProgramOptions(folder=".")
+    places = places_of(Cubin.from_file(CUBIN).get_kerneldef_by_name("marked"), options)
+    assert places.scopes is not None and not places.lifetime
+    assert [label for _, _, label in places.regions] == ["1", "2", "3"]
+    assert len(places.sites) == 14 and all(site.warp_level for site in places.sites)
+    plain = places_of(Cubin.from_file(DATA / "sentinels_sm90a.cubin").get_kerneldef_by_name("old_markers"), options)
+    assert plain.scopes is None and plain.lifetime

@@ -23,6 +23,7 @@ from gwatch.cuda.program.session import Kernel, ProgramSession, Traced
 from gwatch.cuda.xtrace.passes import Seen
 from gwatch.cuda.xtrace.report import build
 from gwatch.cuda.xtrace.result import TraceResult
+from gwatch.cuda.xtrace.scopes import merge
 from gwatch.errors import GWatchError, LaunchError, TraceError
 
 _RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "PMI_RANK")
@@ -220,8 +221,11 @@ def _result(session: ProgramSession, kernel: Kernel, traced: Traced) -> TraceRes
         0,
         traced.own_ns,
     )
-    if traced.prepared.places.lifetime:
+    places = traced.prepared.places
+    if places.lifetime:
         merge_exits(result)
+    if places.scopes is not None:
+        merge(result, places.scopes)
     result["warnings"] = [text.replace("sass_per_thread_records", "--depth") for text in result["warnings"]]
     result["launch"].update(
         index=traced.number,

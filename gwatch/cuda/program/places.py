@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gwatch.cuda.program.options import ProgramOptions
+from gwatch.cuda.xtrace.markers import find_markers
+from gwatch.cuda.xtrace.scopes import Scopes, scope_sites
 from gwatch.errors import SiteError
 from gwatch.rewrite.sites import resolve_site
 from gwatch.rewrite.trace import SassTraceSite
@@ -27,18 +29,26 @@ _BETWEEN = ".."
 @dataclass(frozen=True, slots=True)
 class Places:
     """Sites, regions ``(enter, leave, label)`` over their numbers, role by region label, and whether these
-    are the warp lifetimes recorded by default."""
+    are the warp lifetimes recorded by default. With ``scopes`` the sites are those of scope markers, and the regions
+    count as they do after :func:`~gwatch.cuda.xtrace.scopes.merge`."""
 
     sites: tuple[SassTraceSite, ...]
     regions: tuple[tuple[int, int, str], ...] = ()
     roles: tuple[tuple[str, str], ...] = ()
     lifetime: bool = False
+    scopes: Scopes | None = None
 
 
 def places_of(kernel: KernelDef, options: ProgramOptions) -> Places:
-    """Raises SiteError as :func:`~gwatch.rewrite.sites.resolve_site` does, and ``[region-syntax]``."""
+    """Where the user says; else the kernel's scope markers; else the lifetimes of its warps.
+
+    Raises SiteError as :func:`~gwatch.rewrite.sites.resolve_site` and
+    :func:`~gwatch.cuda.xtrace.markers.check_markers` do, and ``[region-syntax]``.
+    """
     if not options.own_sites:
-        return _telling(kernel) if options.timeout is not None else lifetimes(kernel)
+        if options.timeout is not None:
+            return _telling(kernel)
+        return _marked(kernel) if find_markers(kernel) else lifetimes(kernel)
     found = _Collected()
     if options.auto:
         from gwatch.cuda.program.roles import automatic
@@ -49,6 +59,21 @@ def places_of(kernel: KernelDef, options: ProgramOptions) -> Places:
     for text in options.regions:
         found.region(kernel, text)
     return Places(tuple(found.sites), tuple(found.regions), tuple(found.roles.items()))
+
+
+def _marked(kernel: KernelDef) -> Places:
+    """The scopes that the kernel's author marked, per warp."""
+    from gwatch.cuda.program.roles import roles_of
+
+    sites, scopes = scope_sites(kernel, {}, True)
+    roles = roles_of(kernel)
+    labels = dict(scopes.names)
+    owners: dict[str, str] = {}
+    for site, (scope, _) in zip(sites, scopes.boundaries, strict=True):
+        for role in roles:
+            if site.insert_index in role.body:
+                owners.setdefault(labels[scope], role.name)
+    return Places(sites, scopes.regions, tuple(owners.items()), scopes=scopes)
 
 
 def _telling(kernel: KernelDef) -> Places:

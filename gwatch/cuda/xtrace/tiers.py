@@ -81,7 +81,8 @@ class PtxWork:
         for when in ("origin", "trace"):
             compiled[f"{when}_reg_used [overall]"] = compiled[f"{when}_reg_used [avg]"]
         compiled["compiler"] = self.planned.compiler
-        result.pop("splice_results", None)
+        for machine_code in ("splice_results", "listing"):
+            result.pop(machine_code, None)
         merge(result, self.found.scopes)
 
 
