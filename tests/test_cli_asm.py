@@ -98,3 +98,15 @@ def test_bad_input_is_one_coded_line(arguments: list[str], code: str, capsys: py
     assert main(arguments) == 2
     shown = capsys.readouterr()
     assert shown.err.startswith(f"gwatch: [{code}] ") and shown.err.count("\n") == 1 and not shown.out
+
+
+@pytest.mark.parametrize("arguments", [
+    ["disasm", str(CUBIN), "--plain"], ["inspect", str(CUBIN), "--sass"],
+    ["rewrite", str(CUBIN), "--kernel", NAME, "--list"],
+], ids=" ".join)
+def test_both_engines_say_the_same(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    told = []
+    for engine in ("tables", "nvdisasm"):
+        assert main([*arguments, "--engine", engine]) == 0
+        told.append(capsys.readouterr().out)
+    assert told[0] == told[1] and "LDG.E.128" in told[0]
