@@ -19,13 +19,14 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from gwatch.errors import EncodeError, GWatchError, ParseError
+from gwatch.errors import EncodeError, GWatchError, ParseError, UnsupportedError
 from gwatch.sass.arch import INSTRUCTION_SIZE, Arch, arch_by_name
 from gwatch.sass.code import UNDECODED, Code, code_of
 from gwatch.sass.control import NO_SCOREBOARD, SCOREBOARDS, SHIFT, Control
@@ -204,6 +205,9 @@ def disassemble(arch: Arch, words: Words, canonical: bool = True) -> list[Listed
     ``[nvdisasm-missing]`` where nvdisasm is asked for, or needed because ``arch`` has no table.
     """
     code = code_of(arch, words)
+    isa: Isa | None = code.isa
+    with suppress(UnsupportedError):
+        isa = isa_for(arch)  # also what nvdisasm reads is checked to give the words back, where there is a table
     texts: Sequence[str | None]
     if code.section is not None:
         texts = code.section.texts(code.addresses, canonical)
@@ -220,7 +224,7 @@ def disassemble(arch: Arch, words: Words, canonical: bool = True) -> list[Listed
         if text is None or control is None:
             out.append(Listed(word, None, None, False, None))
             continue
-        bare = code.isa is None or _made(code.isa, text, control, index * INSTRUCTION_SIZE) != word
+        bare = isa is None or _made(isa, text, control, index * INSTRUCTION_SIZE) != word
         out.append(Listed(word, text, control, bare, None if target < 0 else target))
     return out
 
