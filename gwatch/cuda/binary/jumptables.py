@@ -69,10 +69,12 @@ def find_tables(elf: Elf, section_index: int, attributes: tuple[Attribute, ...])
 
     Raises UnsupportedError [jump-table] when a table can't be told from other constants.
     """
-    branches: tuple[IndirectBranch, ...] = ()
-    for attribute in attributes:
-        if attribute.code == Attr.INDIRECT_BRANCH_TARGETS:
-            branches += nvinfo.indirect_branches(attribute)
+    branches = tuple(
+        branch
+        for attribute in attributes
+        if attribute.code == Attr.INDIRECT_BRANCH_TARGETS
+        for branch in nvinfo.indirect_branches(attribute)
+    )
     name = elf.section(section_index).name.removeprefix(".text.")
     banks = [s for s in elf.sections if s.in_file and s.info == section_index and s.name.startswith(BANK)]
     if not branches and len(banks) != 1:
@@ -112,8 +114,13 @@ def find_tables(elf: Elf, section_index: int, attributes: tuple[Attribute, ...])
     return JumpTables(branches, banks[0], tuple(sorted(found)), functions)
 
 
+def pointed_functions(elf: Elf, section_index: int) -> tuple[int, ...]:
+    """Byte offsets that the function table of a code section names; empty where there is none."""
+    banks = [s for s in elf.sections if s.in_file and s.info == section_index and s.name.startswith(BANK)]
+    return _function_table(elf, section_index, elf.content(banks[0])) if len(banks) == 1 else ()
+
+
 def _function_table(elf: Elf, section_index: int, content: bytes) -> tuple[int, ...]:
-    """Byte offsets that the function table at the start of a bank names; empty where there is none."""
     starts = {s.value for s in elf.symbols if s.kind == STT_FUNC and s.section == section_index and s.value}
     words = [
         value for (value,) in struct.iter_unpack("<Q", content[: len(content) // _FUNCTION_BYTES * _FUNCTION_BYTES])

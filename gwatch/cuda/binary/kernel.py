@@ -172,10 +172,12 @@ class KernelDef:
     def pointer_callees(self) -> tuple[int, ...]:
         """Indices of the functions inside the section that a function pointer may name; empty where none is listed.
 
-        Raises what :attr:`jump_tables` and :meth:`index_of` raise.
+        Raises what :meth:`index_of` raises.
         """
-        tables = self.jump_tables
-        return tuple(self.index_of(offset) for offset in dict.fromkeys(tables.functions if tables else ()))
+        from gwatch.cuda.binary.jumptables import pointed_functions
+
+        offsets = pointed_functions(self._elf, self.section_index)
+        return tuple(self.index_of(offset) for offset in dict.fromkeys(offsets))
 
     def table_bytes(self) -> bytes:
         """The bank that holds the kernel's tables (``c[0x2]``); empty without any."""
