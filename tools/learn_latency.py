@@ -36,13 +36,16 @@ from gwatch.sass.cfg import Cfg, build_cfg
 from gwatch.sass.isa import isa_for
 from gwatch.sass.latency import ANY, OVERWRITE, TRUST, latency_class, unit_class
 from gwatch.sass.scoreboards import Waits
-from gwatch.sass.uses import CodeView, Use, WordFacts
+from gwatch.sass.uses import ADDEND, CodeView, Use, WordFacts
 
 FARTHEST = 80
 YOUNG = 26
 """Results younger than this at the end of their block are followed into the next ones."""
-BORNE_OUT = {1: 400, 2: 150, 3: 12}
-"""Origins -> code sections in which a limit's smallest distance must have been seen (more origins: as for three)."""
+BORNE_OUT = {3: 170, 4: 60}
+"""Origins -> code sections in which a limit's smallest distance must have been seen (more origins: as for four)."""
+SPREAD = 2
+"""A general register is read at nearly the same point by all units: a limit is at most this much above the least of its
+producer. Templates that every library holds (division, say) leave more only by habit."""
 ALWAYS = (7, False)
 # Facts stated by hand, each with its source.
 STATED = {
@@ -288,12 +291,17 @@ def trusted(seen: Counter[int]) -> int:
 
 def limits(counts: Counts) -> dict[Pair, tuple[int, Seen]]:
     """The limits that enough places bear out, with what bears them out."""
-    found = {}
+    found: dict[Pair, tuple[int, Seen]] = {}
     for pair, distances in sorted(counts.limits.items()):
         least = min(distances)
         seen = distances[least]
-        if least > 1 and seen.sections >= BORNE_OUT[min(len(seen.origins), max(BORNE_OUT))]:
+        needed = BORNE_OUT.get(min(len(seen.origins), max(BORNE_OUT)))
+        if least > 1 and needed is not None and seen.sections >= needed:
             found[pair] = least, seen
+    for pair, (least, seen) in found.items():
+        if pair[1] == "R":
+            same = [c for other, (c, _) in found.items() if other[:2] == pair[:2] and other[3] != ADDEND]
+            found[pair] = min([least, *(cycles + SPREAD for cycles in same)]), seen
     return found
 
 
