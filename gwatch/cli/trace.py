@@ -42,6 +42,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="as in `gwatch rewrite`; `thread`: per thread",
     )
     add("--region", action="append", default=[], metavar="NAME=SITE..SITE", help="a span between two sites")
+    add(
+        "--scope",
+        type=_scope,
+        action="append",
+        default=[],
+        metavar="ID=NAME",
+        help="name of a scope marker (recorded where a kernel has any)",
+    )
     add("--auto", action="store_true", help="barriers, TMA, MMA and loops, with the roles of the warps")
     add("--clock", choices=("anchor", "gpu", "sm"), default="anchor")
     add("--depth", type=int, help="records kept per lane")
@@ -62,6 +70,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--force", action="store_true", help="replace files that are there")
     add("--json", action="store_true", help="the summary or list as JSON")
     add("program", nargs=argparse.REMAINDER, metavar="-- PROGRAM", help=argparse.SUPPRESS)
+
+
+def _scope(text: str) -> tuple[int, str]:
+    number, equals, name = text.partition("=")
+    if not (number.strip().isdecimal() and equals and name.strip()):
+        raise argparse.ArgumentTypeError(f"{text!r} is not ID=NAME")
+    return int(number), name.strip()
 
 
 def _dim3(text: str) -> tuple[int, int, int]:
@@ -124,6 +139,7 @@ def _options(args: argparse.Namespace) -> ProgramOptions:
         ctas=args.ctas,
         sites=tuple(args.site),
         regions=tuple(args.region),
+        scopes=tuple(args.scope),
         auto=args.auto,
         clock=args.clock,
         depth=args.depth,

@@ -107,6 +107,17 @@ def test_clusters(program: Any) -> None:
     assert waits and len(run.trace) > 64 * 4 * 4
 
 
+def test_a_warp_specialised_product(program: Any) -> None:
+    needs("torch", "cuda.bindings")
+    plain = program("hopper_product.py")
+    assert plain.code == 0 and "True" in plain.digests[0], plain.err
+    traced = program("hopper_product.py", trace=["--kernel", "hgmma", "--auto", "--verify"])
+    assert traced.code == 0 and traced.digests == plain.digests, traced.err
+    (run,) = traced.runs()
+    assert run.evidence["outputs"] == "identical" and set(run.roles.values()) == {"TMA producer", "MMA consumer 0"}
+    assert {"mbarrier wait 0", "mbarrier wait 1", "MMA wait 0"} <= set(run.labels) and run.listing["text"]
+
+
 def test_cooperative_launches(program: Any) -> None:
     needs("torch", "cuda.bindings")
     plain = program("clusters.py")
@@ -220,6 +231,8 @@ def test_a_soak_of_threads_modules_graphs_and_errors(program: Any, record_proper
     needs("torch", "cuda.bindings")
     seconds = float(os.environ.get("GWATCH_SOAK_SECONDS", "20"))
     traced = program("soak.py", str(seconds), trace=["--all-kernels"], limit=seconds + 240)
+    if os.environ.get("OUT"):
+        (Path(os.environ["OUT"]) / "soak.err").write_text(traced.err)
     assert traced.code == 0, (traced.out, traced.err[-3000:])
     done, memory = re.search(r"did (.*)", traced.out), re.search(r"memory MiB (\d+) (\d+) (\d+) (\d+)", traced.out)
     assert done is not None and memory is not None

@@ -12,7 +12,7 @@ import pytest
 
 import gwatch
 from gwatch.cli.main import run_command
-from gwatch.cli.trace import run_lines
+from gwatch.cli.trace import _scope, run_lines
 from gwatch.common.format import File
 from gwatch.cuda.program import target
 from gwatch.cuda.program.collected import Program, causes, outputs_of, process_names, refuse_existing
@@ -61,7 +61,13 @@ def test_options_of_the_program_itself_are_its_own_business(arguments: list[str]
 
 def test_options_travel_through_the_environment() -> None:
     options = ProgramOptions(
-        "/tmp/x", kernel="a|b", cta=((1, 2, 3),), sites=("op:BAR@first",), regions=("n=1..2",), timeout=1.5
+        "/tmp/x",
+        kernel="a|b",
+        cta=((1, 2, 3),),
+        sites=("op:BAR@first",),
+        regions=("n=1..2",),
+        scopes=((3, "load"),),
+        timeout=1.5,
     )
     found = environment(options, {"PYTHONPATH": os.pathsep.join(["/a", str(BOOTSTRAP)]), "HOME": "/h"})
     parts = found["PYTHONPATH"].split(os.pathsep)
@@ -88,6 +94,13 @@ def test_options_that_make_no_sense_are_refused_before_the_program_runs(
     with pytest.raises(TraceError) as refusal:
         ProgramOptions("", **options)
     assert refusal.value.code == code
+
+
+def test_names_of_scope_markers_are_numbers_with_a_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _scope("3=wait for data") == (3, "wait for data")
+    for text in ("x=load", "3", "3=", "=load"):
+        assert run_command("trace", ["--scope", text, "--", sys.executable, "-c", "pass"]) == 2
+        assert "ID=NAME" in capsys.readouterr().err
 
 
 def test_a_pattern_that_is_none_is_refused() -> None:

@@ -19,7 +19,8 @@ STEADY = 3
 class ProgramOptions:
     """``folder``: where each process leaves its results. ``kernel``: regular expression, "" for any kernel.
     ``launch``: number of one launch among a kernel's launches outside autotuning, from 0; ``skip`` and
-    ``count`` likewise name a range. ``regions``: ``NAME=SITE..SITE``. ``timeout``: seconds after which a
+    ``count`` likewise name a range. ``regions``: ``NAME=SITE..SITE``. ``scopes``: names of scope
+    markers by their number. ``timeout``: seconds after which a
     traced launch that has not ended is reported as hanging. Raises KernelError ``[kernel-pattern]``."""
 
     folder: str
@@ -33,6 +34,7 @@ class ProgramOptions:
     ctas: int | None = None
     sites: tuple[str, ...] = ()
     regions: tuple[str, ...] = ()
+    scopes: tuple[tuple[int, str], ...] = ()
     auto: bool = False
     clock: str = "anchor"
     depth: int | None = None
@@ -84,6 +86,7 @@ class ProgramOptions:
             data: dict[str, Any] = json.loads(text)
             data["cta"] = tuple((int(x), int(y), int(z)) for x, y, z in data["cta"])
             data["sites"], data["regions"] = tuple(data["sites"]), tuple(data["regions"])
+            data["scopes"] = tuple((int(number), str(name)) for number, name in data["scopes"])
             return cls(**data)
         except (ValueError, KeyError, TypeError) as error:
             raise TraceError(

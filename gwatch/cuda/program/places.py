@@ -48,7 +48,7 @@ def places_of(kernel: KernelDef, options: ProgramOptions) -> Places:
     if not options.own_sites:
         if options.timeout is not None:
             return _telling(kernel)
-        return _marked(kernel) if find_markers(kernel) else lifetimes(kernel)
+        return _marked(kernel, dict(options.scopes)) if find_markers(kernel) else lifetimes(kernel)
     found = _Collected()
     if options.auto:
         from gwatch.cuda.program.roles import automatic
@@ -61,11 +61,11 @@ def places_of(kernel: KernelDef, options: ProgramOptions) -> Places:
     return Places(tuple(found.sites), tuple(found.regions), tuple(found.roles.items()))
 
 
-def _marked(kernel: KernelDef) -> Places:
-    """The scopes that the kernel's author marked, per warp."""
+def _marked(kernel: KernelDef, names: dict[int, str]) -> Places:
+    """The scopes that the kernel's author marked, per warp; ``names`` by number."""
     from gwatch.cuda.program.roles import roles_of
 
-    sites, scopes = scope_sites(kernel, {}, True)
+    sites, scopes = scope_sites(kernel, names, True)
     roles = roles_of(kernel)
     labels = dict(scopes.names)
     owners: dict[str, str] = {}

@@ -199,12 +199,13 @@ def automatic(kernel: KernelDef) -> Places:
 def _telling_loops(
     opcodes: list[str], graph: Cfg, spins: Mapping[int, tuple[int, int]]
 ) -> list[tuple[int, int]]:
-    """Loops of the source: not those that spin on an mbarrier, nor the compiler's own, which run the lanes of a warp
-    one after another through an instruction with uniform operands."""
+    """Loops of the source: not those that spin on an mbarrier or for registers, nor the compiler's own, which run the
+    lanes of a warp one after another through an instruction with uniform operands."""
     return [
         (head, back)
         for head, back in loops_of(graph)
         if ".U.ANY" not in opcodes[back]
+        and not any(opcode.startswith(_SPLIT) for opcode in opcodes[head : back + 1])
         and not any(start <= head and back < end for start, end in _spun(spins))
     ]
 

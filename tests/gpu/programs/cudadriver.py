@@ -30,11 +30,14 @@ def compiled(source, file, kernel, *options):
 
 
 def launch(function, grid, block, *values, cluster=None, cooperative=False, shared=0):
-    """Launch with tensors and ints as arguments; a cluster or grid barriers where asked for."""
-    held = [
-        ctypes.c_void_p(value.data_ptr()) if isinstance(value, torch.Tensor) else ctypes.c_int(value)
-        for value in values
-    ]
+    """Launch with tensors, ints and bytes (structures) as arguments; a cluster or grid barriers where asked for."""
+
+    def argument(value):
+        if isinstance(value, bytes):
+            return ctypes.create_string_buffer(value, len(value))
+        return ctypes.c_void_p(value.data_ptr()) if isinstance(value, torch.Tensor) else ctypes.c_int(value)
+
+    held = list(map(argument, values))
     pointers = (ctypes.c_void_p * len(held))(*map(ctypes.addressof, held))
     at, stream = ctypes.addressof(pointers), torch.cuda.current_stream().cuda_stream
     if cooperative:

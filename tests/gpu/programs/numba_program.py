@@ -3,7 +3,9 @@
 import sys
 
 import numpy
-from numba import cuda
+
+numpy.row_stack = getattr(numpy, "row_stack", numpy.vstack)  # older numba asks for it, newer numpy has it no more
+from numba import cuda  # noqa: E402
 
 
 @cuda.jit

@@ -1,0 +1,49 @@
+#!/usr/bin/env python3
+"""Record the small traces that the documentation shows: run on an H200, then commit the archives.
+
+    python tools/record_examples.py [FOLDER]
+
+Writes matmul.gwatch, attention.gwatch and hopper_product.gwatch and a page of each into FOLDER (default: here).
+Needs nvcc, torch, triton, cupy and cuda-python.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PROGRAMS = ROOT / "tests/gpu/programs"
+MATMUL = """
+import cupy, numpy as np
+kernel = cupy.RawModule(path={cubin!r}).get_function("matmul")
+a, b = (cupy.asarray(np.random.default_rng(1).standard_normal((256, 256), np.float32)) for _ in range(2))
+c = cupy.zeros((256, 256), np.float32)
+for _ in range(4):
+    kernel((16, 16), (16, 16), (a, b, c, np.int32(256)))
+cupy.cuda.Device().synchronize()
+"""
+
+
+def main() -> int:
+    folder = Path(sys.argv[1] if len(sys.argv) > 1 else ".").resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    source, cubin = ROOT / "examples/cuda/trace/matmul.cu", folder / "matmul.cubin"
+    subprocess.run(["nvcc", "-cubin", "-arch=sm_90", "-lineinfo", "-o", cubin, source], check=True)
+    programs = {
+        "matmul": ("^matmul$", 16, ["-c", MATMUL.format(cubin=str(cubin))]),
+        "attention": ("^attention$", 16, [str(PROGRAMS / "attention.py")]),
+        "hopper_product": ("hgmma", 8, [str(PROGRAMS / "hopper_product.py")]),
+    }
+    failed = 0
+    for name, (kernel, ctas, program) in programs.items():
+        options = ["--kernel", kernel, "--auto", "--verify", "--ctas", str(ctas), "--force"]
+        command = [sys.executable, "-m", "gwatch", "trace", *options, "-o", folder / f"{name}.html", "--"]
+        failed += subprocess.run([*command, sys.executable, *program], cwd=ROOT, check=False).returncode != 0
+    cubin.unlink()
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
