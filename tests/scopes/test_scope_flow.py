@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import jsonschema
 import numpy as np
 import pytest
 
@@ -32,6 +34,7 @@ from gwatch.rewrite.sitemap import MappedSite  # noqa: E402
 DATA = Path(__file__).resolve().parent / "data"
 CUBIN = DATA / "markers_sm90a.cubin"
 PTX = DATA / "markers.ptx"
+SCHEMA = json.loads((TESTS.parent / "gwatch/common/format/trace.schema.json").read_text())
 FORMAT = RingFormat(RecordKind.NARROW, 4)
 
 
@@ -103,6 +106,7 @@ def test_scopes_are_named_in_the_result_and_in_the_report(
     report.render(tmp_path / "t.json")
     report.render(tmp_path / "t.html")
     assert "load" in (tmp_path / "t.html").read_text()
+    jsonschema.validate(json.loads((tmp_path / "t.json").read_text()), SCHEMA)
     with pytest.raises(GWatchError, match=r"\[unknown-format\]"):
         report.render(tmp_path / "t.yaml")
     stats = section.runs[0].analysis["scope_stats"]
