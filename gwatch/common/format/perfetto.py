@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from gwatch.common.format.align import begins
 from gwatch.common.format.chrome import tracks
 from gwatch.common.format.losses import I64
 from gwatch.common.format.payload import lonely_sites
@@ -47,8 +48,9 @@ def pftrace_chunks(runs: list[Run]) -> Iterator[bytes]:
     for label in (name for run in runs for name in (*run.labels, *run.roles.values(), *_site_names(run))):
         names.setdefault(_text(label), len(names) + 1)
     yield _interned(protos, names)
+    aligned = begins(runs)
     for number, run in enumerate(runs):
-        yield from _run_chunks(protos, run, number, len(runs), names)
+        yield from _run_chunks(protos, run, number, len(runs), names, aligned[0][number] if aligned else 0)
 
 
 def _text(text: str) -> str:
@@ -73,8 +75,10 @@ def _interned(protos: Any, names: dict[str, int]) -> bytes:
     return result
 
 
-def _run_chunks(protos: Any, run: Run, number: int, total: int, names: dict[str, int]) -> Iterator[bytes]:
-    s = _slices(run)
+def _run_chunks(
+    protos: Any, run: Run, number: int, total: int, names: dict[str, int], shift: int
+) -> Iterator[bytes]:
+    s = _slices(run, shift)
     track = tracks(s.row, s.start, s.length, s.depth)
     extra = np.zeros(len(run.trace.rows), np.int64)
     np.maximum.at(extra, s.row, track)
@@ -88,7 +92,8 @@ def _run_chunks(protos: Any, run: Run, number: int, total: int, names: dict[str,
 
 @dataclass(frozen=True, slots=True)
 class _Slices:
-    """Intervals and lonely records, ordered by (row, start, longest first); starts count from the run's first."""
+    """Intervals and lonely records, ordered by (row, start, longest first); starts count from the run's first, or
+    where the runs' clocks are known from the first run's."""
 
     row: I64
     start: I64
@@ -101,7 +106,7 @@ class _Slices:
     """Index among the run's intervals; -1 for a record outside regions."""
 
 
-def _slices(run: Run) -> _Slices:
+def _slices(run: Run, shift: int) -> _Slices:
     iv, trace = run.intervals, run.trace
     sites = np.array(lonely_sites(run), np.int64)
     lonely = np.flatnonzero(np.isin(trace.site, sites))
@@ -111,7 +116,7 @@ def _slices(run: Run) -> _Slices:
                (np.arange(len(iv)), none - 1)]
     row, start, *rest = (np.concatenate(pair).astype(np.int64) for pair in columns)
     order = np.lexsort((-rest[0], start, row))
-    return _Slices(row[order], start[order] - run.time_range[0], *(column[order] for column in rest))
+    return _Slices(row[order], start[order] - run.time_range[0] + shift, *(column[order] for column in rest))
 
 
 def _descriptors(protos: Any, run: Run, base: int, extra: I64, first: I64, number: int, total: int) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from gwatch.common.format.align import begins
 from gwatch.common.format.compare import SIGNIFICANCE, compare_runs
 from gwatch.common.format.findings import findings
 from gwatch.common.format.iterations import iteration_table, slack_table
@@ -23,7 +24,7 @@ MAX_CODE = 160
 
 
 def _block(title: str, lines: list[str], style: Style) -> list[str]:
-    return [style.bold(title), *(style.clean(line) for line in lines)]
+    return [style.bold(style.clean(title)), *(style.clean(line) for line in lines)]
 
 
 def findings_view(run: Run, style: Style, limit: int | None = MAX_FINDINGS) -> list[str]:
@@ -40,15 +41,20 @@ def runs_view(runs: Sequence[Run], style: Style) -> list[str]:
     """The runs of a report side by side; empty for a single one."""
     if len(runs) < 2:
         return []
-    body = []
+    body: list[tuple[Any, ...]] = []
+    aligned = begins(runs)
     for i, run in enumerate(runs[:MAX_RUNS]):
         top = run.analysis["scope_stats"][:1]
         scope = [clip(top[0]["scope_label"], 24), duration(top[0]["p50"], run.unit)] if top else ["-", "-"]
-        body.append((i, clip(run.source or "-", 28), clip(run.kernel, 32), run.verdict.trustworthy, len(run.trace),
-                     duration(run.time_range[1] - run.time_range[0], run.unit), *scope))
+        begin = "+" + duration(aligned[0][i], "ns") if aligned else "-"
+        body.append((i, clip(run.source or "-", 28), begin, clip(run.kernel, 32), run.verdict.trustworthy,
+                     len(run.trace), duration(run.time_range[1] - run.time_range[0], run.unit), *scope))
     more = [f"… {len(runs) - MAX_RUNS} more (--run N)"] if len(runs) > MAX_RUNS else []
-    head = ["run", "from", "kernel", "trustworthy", "records", "span", "longest scope", "p50"]
-    return _block("Runs (each on a time axis of its own)", table(head, body, (1, 2, 3, 6)) + more, style)
+    head = ["run", "from", "begins", "kernel", "trustworthy", "records", "span", "longest scope", "p50"]
+    axis = "each on a time axis of its own"
+    if aligned:
+        axis = f"begins by the host's clock, within {duration(aligned[1], 'ns')}"
+    return _block(f"Runs ({axis})", table(head, body, (1, 3, 4, 7)) + more, style)
 
 
 def roles_view(run: Run, style: Style) -> list[str]:

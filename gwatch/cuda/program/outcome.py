@@ -14,6 +14,7 @@ from gwatch.common.format import File, Section_IntraKernelTrace
 from gwatch.cuda.capture import hooks
 from gwatch.cuda.launchview import Launch
 from gwatch.cuda.program.hang import hang_lines, last_seen
+from gwatch.cuda.program.hostclock import host_clock
 from gwatch.cuda.program.launches import untimed
 from gwatch.cuda.program.options import ProgramOptions
 from gwatch.cuda.program.places import merge_exits
@@ -227,7 +228,10 @@ def _result(session: ProgramSession, kernel: Kernel, traced: Traced) -> TraceRes
     if places.scopes is not None:
         merge(result, places.scopes)
     result["warnings"] = [text.replace("sass_per_thread_records", "--depth") for text in result["warnings"]]
+    with driver.inside(slot.context):
+        clock = host_clock(driver)
     result["launch"].update(
+        host_clock=clock,
         index=traced.number,
         launches=kernel.row.count - kernel.row.tuning,
         rank=rank(),
