@@ -176,8 +176,11 @@ def test_gwatch_trace_records_the_scopes_it_finds(monkeypatch: pytest.MonkeyPatc
     assert [label for _, _, label in places.regions] == ["1", "2", "3"]
     assert len(places.sites) == 14 and all(site.warp_level for site in places.sites)
     named = places_of(
-        Cubin.from_file(CUBIN).get_kerneldef_by_name("marked"), ProgramOptions(folder=".", scopes=((2, "load"),))
+        Cubin.from_file(CUBIN).get_kerneldef_by_name("marked"),
+        ProgramOptions(folder=".", scopes=((2, "load"),)),
     )
     assert [label for _, _, label in named.regions] == ["1", "load", "3"]
-    plain = places_of(Cubin.from_file(DATA / "sentinels_sm90a.cubin").get_kerneldef_by_name("old_markers"), options)
+    plain = places_of(
+        Cubin.from_file(DATA / "sentinels_sm90a.cubin").get_kerneldef_by_name("old_markers"), options
+    )
     assert plain.scopes is None and plain.lifetime
