@@ -86,7 +86,18 @@ def learn_effects(learner: Learner, holder: Holder) -> dict[str, int]:
                 _branch_rules(state.model, form, state)
                 counts["branch forms by rule"] += 1
     read_only_predicates(learner.models())
+    _note_flow(learner.models(), holder)
     return dict(counts)
+
+
+def _note_flow(models: Sequence[Key], holder: Holder) -> None:
+    """Write nvdisasm's attributes of each opcode into ``extra["flow"]``: control-flow, subroutine-call and the like."""
+    words = {m.key: probing_word(w) for m in models for form in m.forms for w in (*form.shapes, *form.probes)[:1]}
+    known = [m for m in models if m.key in words]
+    for model, attributes in zip(known, holder.attributes([words[m.key] for m in known]), strict=True):
+        flow = sorted(name for name, value in attributes.items() if value == "True")
+        if flow:
+            model.extra["flow"] = flow
 
 
 def _name(model: Key) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from isa_learning.control_facts import note_control
+from isa_learning.derive import derive_shapes
 from isa_learning.fit import PROBED_BITS, Fitter, Samples
 from isa_learning.probe import CONTROL_MASK, PROBE_CONTROL, Prober, is_relative
 
@@ -160,6 +161,7 @@ class Learner:
         for key, state in self.states.items():
             if key not in kept:
                 state.model = None
+        self.log(f"{derive_shapes(self.models(), self.prober, self.zero)} shapes derived from compiler words")
         note_reuse(self.models(), self.prober)
         note_sensitive(self.models(), self.prober)
         note_control(self.models(), self.prober)
@@ -330,7 +332,7 @@ class Learner:
         words = sorted(state.samples.index)
         for choice, n in choices:
             bits = _bit_list(tree.tested_bits(choice.node))
-            if not 1 < len(bits) <= limit + 2:
+            if not 1 < len(bits) <= limit:
                 continue
             mark = (n, *bits)
             if mark in state.tried:
@@ -341,7 +343,7 @@ class Learner:
                 skeleton = model.forms[n].skeleton
                 pool = [w for w in words if state.samples.cuts[state.samples.index[w]].skeleton == skeleton]
             mask = sum(1 << b for b in bits)
-            for base in self.random.sample(pool, min(len(pool), 2)):
+            for base in self.random.sample(pool, min(len(pool), 2 if len(bits) < 6 else 1)):
                 for number in range(1 << len(bits)):
                     value = sum((number >> p & 1) << b for p, b in enumerate(bits))
                     out.append(base & ~mask | value)

@@ -7,13 +7,15 @@ A row marks each register it reads (``v``), writes (``^``) or both (``x``).
 from __future__ import annotations
 
 import io
+import json
 import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from elftools.elf.elffile import ELFFile
 from isa_learning.probe import CONTROL_MASK
@@ -60,13 +62,27 @@ class Holder:
             out += self._batch(words[start:start + room])
         return out
 
-    def _batch(self, words: Sequence[int]) -> list[Marks | None]:
+    def attributes(self, words: Sequence[int]) -> list[dict[str, str]]:
+        """What ``-json`` says about each word besides its text, e.g. {"control-flow": "True"}."""
+        out: list[dict[str, str]] = []
+        room = self.size - 8
+        for start in range(0, len(words), room):
+            part = words[start:start + room]
+            data = json.loads(disassemble_cubin(self._filled(part), "-json"))
+            lines = next(found for found in _instructions(data))
+            out += [line.get("other-attributes", {}) for line in lines[:len(part)]]
+        return out
+
+    def _filled(self, words: Sequence[int]) -> bytes:
         image = bytearray(self.image)
         filled = [*words, self.exit_word]
         filled += [self.nop_word] * (self.size - 1 - len(filled)) + [self.exit_word]
         image[self.offset:self.offset + 16 * self.size] = b"".join(w.to_bytes(16, "little") for w in filled)
+        return bytes(image)
+
+    def _batch(self, words: Sequence[int]) -> list[Marks | None]:
         try:
-            listing = disassemble_cubin(bytes(image), "-plr")
+            listing = disassemble_cubin(self._filled(words), "-plr")
         except ToolError:
             if len(words) == 1:
                 return [None]
@@ -74,6 +90,17 @@ class Holder:
             return self._batch(words[:half]) + self._batch(words[half:])
         marks = parse_marks(listing)
         return [marks.get(index) for index in range(len(words))]
+
+
+def _instructions(data: Any) -> Iterator[list[dict[str, Any]]]:
+    """The instruction lists inside ``-json`` output."""
+    if isinstance(data, dict):
+        if "sass-instructions" in data:
+            yield data["sass-instructions"]
+        data = list(data.values())
+    if isinstance(data, list):
+        for part in data:
+            yield from _instructions(part)
 
 
 def parse_marks(listing: str) -> dict[int, Marks]:

@@ -78,6 +78,9 @@ def statements() -> Iterator[tuple[str, tuple[str, ...]]]:
     yield from _asynchronous()
     yield from _texture()
     yield from _control()
+    yield from _tensor_memory()
+    yield from _blackwell()
+    yield from _more_scalar()
 
 
 def _special_registers() -> Iterator[tuple[str, tuple[str, ...]]]:
@@ -731,6 +734,185 @@ def _control() -> Iterator[tuple[str, tuple[str, ...]]]:
     yield "mov.u32 %r20,sh; mov.u64 %l10,lo; st.local.u32 [%l10],%r20;", ("%l10",)
 
 
+def _tensor_memory() -> Iterator[tuple[str, tuple[str, ...]]]:
+    for group in ("1", "2"):
+        at = f"cta_group::{group}"
+        for columns in ("32", "512", "%r2"):
+            yield f"tcgen05.alloc.{at}.sync.aligned.shared::cta.b32 [%r0],{columns};", ()
+            yield f"tcgen05.dealloc.{at}.sync.aligned.b32 %r3,{columns};", ()
+        yield f"tcgen05.relinquish_alloc_permit.{at}.sync.aligned;", ()
+        yield f"tcgen05.commit.{at}.mbarrier::arrive::one.b64 [%l2];", ()
+        yield f"tcgen05.commit.{at}.mbarrier::arrive::one.shared::cluster.b64 [%r0];", ()
+        yield f"tcgen05.commit.{at}.mbarrier::arrive::one.shared::cluster.multicast::cluster.b64 [%r0],%h0;", ()
+        yield f"tcgen05.shift.{at}.down [%r3];", ()
+        for shape, form in itertools.product(
+                ("128x256b", "4x256b", "128x128b", "64x128b.warpx2::02_13", "64x128b.warpx2::01_23", "32x128b.warpx4"),
+                ("", ".b8x16.b6x16_p32", ".b8x16.b4x16_p64")):
+            yield f"tcgen05.cp.{at}.{shape}{form} [%r3],%l2;", ()
+    for word in ("fence::before_thread_sync", "fence::after_thread_sync", "wait::ld.sync.aligned", "wait::st.sync.aligned"):
+        yield f"tcgen05.{word};", ()
+    sizes = {"32x32b": 1, "16x64b": 1, "16x128b": 2, "16x256b": 4, "16x32bx2": 1}
+    for (shape, unit), number in itertools.product(sizes.items(), (1, 2, 4, 8, 16, 32, 64, 128)):
+        count = unit * number
+        if count > 128:
+            continue
+        half = ",16" if shape == "16x32bx2" else ""
+        names = [f"%t{n}" for n in range(count)]
+        setup = f".reg .b32 %t<{count}>; "
+        for pack in ("", ".pack::16b"):
+            yield (f"{{ {setup}tcgen05.ld.sync.aligned.{shape}.x{number}{pack}.b32 {{{','.join(names)}}},[%r3]{half}; "
+                   f"tcgen05.wait::ld.sync.aligned; st.global.u32 [%l1],%t0; st.global.u32 [%l1+4],%t{count - 1}; }}", ())
+        for unpack in ("", ".unpack::16b"):
+            data = ",".join(f"%r{2 + n % 4}" for n in range(count))
+            yield f"tcgen05.st.sync.aligned.{shape}.x{number}{unpack}.b32 [%r3]{half},{{{data}}};", ()
+    kinds = ("f16", "tf32", "f8f6f4", "i8", "mxf8f6f4.block_scale", "mxf4.block_scale", "mxf4nvf4.block_scale.scale_vec::4X",
+             "mxf4nvf4.block_scale.scale_vec::2X", "mxf8f6f4.block_scale.scale_vec::1X", "mxf4nvf4.block_scale.block16",
+             "mxf4.block_scale.block32")
+    for group, kind, a, sparse, collector in itertools.product(
+            ("1", "2"), kinds, ("%l2", "[%r4]"), ("", ".sp"),
+            ("", ".collector::a::fill", ".collector::a::use", ".collector::a::lastuse", ".collector::a::discard")):
+        scale = ",[%r20],[%r21]" if "block" in kind else ""
+        meta = ",[%r5]" if sparse else ""
+        yield (f"tcgen05.mma{sparse}.cta_group::{group}.kind::{kind}{collector} [%r3],{a},%l3{meta},%r2{scale},%p0;", ())
+        if not scale and not collector:
+            zeros = ",".join("%r2" for _ in range(4 * int(group)))
+            yield f"tcgen05.mma{sparse}.cta_group::{group}.kind::{kind} [%r3],{a},%l3{meta},%r2,{{{zeros}}},%p0;", ()
+            yield f"tcgen05.mma{sparse}.cta_group::{group}.kind::{kind} [%r3],{a},%l3{meta},%r2,%p0,3;", ()
+            if a[0] == "[":
+                yield f"tcgen05.mma{sparse}.cta_group::{group}.kind::{kind}.ashift [%r3],{a},%l3{meta},%r2,%p0;", ()
+    for kind, a, sparse, buffer in itertools.product(
+            ("f16", "tf32", "f8f6f4", "i8"), ("%l2", "[%r4]"), ("", ".sp"),
+            ("", *(f".collector::b{n}::{use}" for n in range(4) for use in ("fill", "use", "lastuse", "discard")))):
+        meta = ",[%r5]" if sparse else ""
+        yield f"tcgen05.mma.ws{sparse}.cta_group::1.kind::{kind}{buffer} [%r3],{a},%l3{meta},%r2,%p0;", ()
+        yield f"tcgen05.mma.ws{sparse}.cta_group::1.kind::{kind}{buffer} [%r3],{a},%l3{meta},%r2,%p0,%l2;", ()
+
+
+def _blackwell() -> Iterator[tuple[str, tuple[str, ...]]]:
+    for op, rnd, ftz in itertools.product(("add", "mul", "sub"), ("", ".rn", ".rz", ".rm", ".rp"), ("", ".ftz")):
+        yield f"{op}{rnd}{ftz}.f32x2 %l10,%l2,%l3;", ("%l10",)
+    for rnd, ftz in itertools.product((".rn", ".rz", ".rm", ".rp"), ("", ".ftz")):
+        yield f"fma{rnd}{ftz}.f32x2 %l10,%l2,%l3,%l2;", ("%l10",)
+    for op, extra in itertools.product(("min", "max"), ("", ".abs", ".NaN", ".abs.NaN")):
+        yield f"redux.sync.{op}{extra}.f32 %f10,%f0,-1;", ("%f10",)
+        yield f"redux.sync.{op}{extra}.f32 %f10,%f0,%r5;", ("%f10",)
+    for op, extra in itertools.product(("min", "max"), ("", ".ftz", ".NaN", ".ftz.NaN", ".abs", ".ftz.NaN.abs")):
+        yield f"{op}{extra}.f32 %f10,%f0,%f1,%f2;", ("%f10",)
+        yield f"{op}{extra}.f32 %f10,%f0,%f1,0f3FC00000;", ("%f10",)
+    for cache in ("", ".nc", ".L2::evict_first", ".L2::evict_last", ".L1::no_allocate", ".L1::evict_last.L2::evict_last", ".volatile",
+                  ".relaxed.gpu", ".nc.L1::no_allocate.L2::evict_last"):
+        f8 = ",".join(f"%f{20 + n}" for n in range(8))
+        l4 = ",".join(f"%l{10 + n}" for n in range(4))
+        left, right = ("", f".global{cache}") if not cache.startswith((".vol", ".rel")) else (cache, ".global")
+        for offset in ("", "+64"):
+            yield f"ld{left}{right}.v8.f32 {{{f8}}},[%l0{offset}];", ("%f20", "%f27")
+            yield f"ld{left}{right}.v8.b32 {{{f8.replace('f', 'r')}}},[%l0{offset}];", ("%r20", "%r27")
+            yield f"ld{left}{right}.v4.b64 {{{l4}}},[%l0{offset}];", ("%l10", "%l13")
+            if ".nc" not in cache:
+                yield f"st{left}{right}.v8.f32 [%l0{offset}],{{%f0,%f1,%f2,%f0,%f1,%f2,%f0,%f1}};", ()
+                yield f"st{left}{right}.v4.b64 [%l0{offset}],{{%l2,%l3,%l2,%l3}};", ()
+    for to, relu in itertools.product(("e2m3x2", "e3m2x2", "e2m1x2"), ("", ".relu")):
+        out = "%h10"
+        yield (f"{{ .reg .b8 b; cvt.rn.satfinite{relu}.{to}.f32 b,%f0,%f1; cvt.u16.u8 %h10,b; }}" if to == "e2m1x2"
+               else f"cvt.rn.satfinite{relu}.{to}.f32 {out},%f0,%f1;"), ("%h10",)
+        yield (f"{{ .reg .b8 b; cvt.u8.u16 b,%h0; cvt.rn{relu}.f16x2.{to} %r10,b; }}" if to == "e2m1x2"
+               else f"cvt.rn{relu}.f16x2.{to} %r10,%h0;"), ("%r10",)
+    for rnd in (".rz", ".rp"):
+        yield f"cvt{rnd}.satfinite.ue8m0x2.f32 %h10,%f0,%f1;", ("%h10",)
+        yield f"cvt{rnd}.satfinite.ue8m0x2.bf16x2 %h10,%r2;", ("%h10",)
+    yield "cvt.rn.bf16x2.ue8m0x2 %r10,%h0;", ("%r10",)
+    for to in ("e4m3x4", "e5m2x4", "e2m3x4", "e3m2x4", "e2m1x4"):
+        for relu in ("", ".relu"):
+            out = "%h10" if to == "e2m1x4" else "%r10"
+            yield f"cvt.rs{relu}.satfinite.{to}.f32 {out},{{%f0,%f1,%f2,%f0}},%r2;", (out,)
+    for action in ("", ".multicast::cluster::all"):
+        yield f"clusterlaunchcontrol.try_cancel.async.shared::cta.mbarrier::complete_tx::bytes{action}.b128 [%r0],[%r3];", ()
+    yield ("mov.b128 %q0,{%l2,%l3}; clusterlaunchcontrol.query_cancel.is_canceled.pred.b128 %p2,%q0; "
+           "clusterlaunchcontrol.query_cancel.get_first_ctaid.v4.b32.b128 {%r10,%r11,%r12,%r13},%q0;"), ("%p2", "%r10")
+    yield "mov.b128 %q0,{%l2,%l3}; clusterlaunchcontrol.query_cancel.get_first_ctaid::y.b32.b128 %r10,%q0;", ("%r10",)
+    for number in (1, 2):
+        out = ",".join(f"%r{20 + n}" for n in range(2 * number))
+        data = ",".join(f"%r{2 + n}" for n in range(number))
+        yield f"ldmatrix.sync.aligned.m16n16.x{number}.trans.shared.b8 {{{out}}},[%r0];", ("%r20",)
+        for form in ("b8x16.b6x16_p32", "b8x16.b4x16_p64"):
+            yield f"ldmatrix.sync.aligned.m16n16.x{number}.trans.shared.{form} {{{out}}},[%r0];", ("%r20",)
+            yield f"ldmatrix.sync.aligned.m8n16.x{number}.shared.{form} {{{data.replace('r2', 'r20').replace('r3', 'r21')}}},[%r0];", ("%r20",)
+        yield f"stmatrix.sync.aligned.m16n8.x{number}.trans.shared.b8 [%r0],{{{data}}};", ()
+    yield "ldmatrix.sync.aligned.m8n16.x4.shared.b8x16.b4x16_p64 {%r20,%r21,%r22,%r23},[%r0];", ("%r20",)
+    yield "stmatrix.sync.aligned.m16n8.x4.trans.shared.b8 [%r0],{%r2,%r3,%r4,%r5};", ()
+    for size in ("%l2", "4096"):
+        yield f"st.bulk.weak.shared::cta [%r0],{size},0;", ()
+    tensor = "cp.async.bulk.tensor"
+    place2, place4 = "{%r2,%r3}", "{%r2,%r3,%r4,%r5}"
+    place5 = "{%r2,%r3,%r4,%r5,%r2}"
+    for group, tail in itertools.product(("", ".cta_group::1", ".cta_group::2"), ("", ".L2::cache_hint")):
+        extra = ",%l3" if tail else ""
+        for target in ("shared::cluster", "shared::cta"):
+            for cast, more in (("", ""), (".multicast::cluster", ",%h0")):
+                base = f"{tensor}.2d.{target}.global"
+                yield f"{base}.tile.mbarrier::complete_tx::bytes{cast}{group}{tail} [%r0],[%l0,{place2}],[%r1]{more}{extra};", ()
+                yield f"{base}.tile::gather4.mbarrier::complete_tx::bytes{cast}{group}{tail} [%r0],[%l0,{place5}],[%r1]{more}{extra};", ()
+                for mode in ("im2col::w", "im2col::w::128"):
+                    yield (f"{tensor}.4d.{target}.global.{mode}.mbarrier::complete_tx::bytes{cast}{group}{tail} [%r0],[%l0,{place4}],[%r1],"
+                           f"{{%h0,%h1}}{more}{extra};"), ()
+        yield f"{tensor}.2d.global.shared::cta.tile::scatter4.bulk_group{tail} [%l0,{place5}],[%r0]{extra};", ()
+        yield f"cp.async.bulk.prefetch.tensor.2d.L2.global.tile::gather4{tail} [%l0,{place5}]{extra};", ()
+        yield f"cp.async.bulk.global.shared::cta.bulk_group{tail}.cp_mask [%l0],[%r0],%r2{extra},%h0;", ()
+    fours = ("e4m3", "e5m2", "e2m3", "e3m2", "e2m1")
+    c4, d4 = "{%f40,%f41,%f42,%f43}", "{%f40,%f41,%f42,%f43}"
+    load = "".join(f"ld.global.f32 %f{40 + n},[%l0+{96 + 4 * n}]; " for n in range(4))
+    a4, b2 = "{%r2,%r3,%r4,%r5}", "{%r3,%r4}"
+    for a, b in itertools.product(fours, repeat=2):
+        yield f"{load}mma.sync.aligned.m16n8k32.row.col.kind::f8f6f4.f32.{a}.{b}.f32 {d4},{a4},{b2},{c4};", ("%f40", "%f43")
+        yield (f"{load}mma.sync.aligned.m16n8k32.row.col.kind::mxf8f6f4.block_scale.scale_vec::1X.f32.{a}.{b}.f32.ue8m0 {d4},{a4},{b2},{c4},"
+               "{%r2},{%h0,%h1},{%r3},{%h0,%h1};"), ("%f40", "%f43")
+        yield (f"{load}mma.sp::ordered_metadata.sync.aligned.m16n8k64.row.col.kind::f8f6f4.f32.{a}.{b}.f32 {d4},{a4},{{%r2,%r3,%r4,%r5}},{c4},"
+               "%r2,0x0;"), ("%f40", "%f43")
+    for vec, scale in (("2X", "ue8m0"), ("4X", "ue4m3")):
+        kind = "mxf4" if vec == "2X" else "mxf4nvf4"
+        for number in ("{%h0,%h1}", "{0,0}"):
+            yield (f"{load}mma.sync.aligned.m16n8k64.row.col.kind::{kind}.block_scale.scale_vec::{vec}.f32.e2m1.e2m1.f32.{scale} {d4},{a4},{b2},"
+                   f"{c4},{{%r2}},{number},{{%r3}},{number};"), ("%f40", "%f43")
+            yield (f"{load}mma.sp::ordered_metadata.sync.aligned.m16n8k128.row.col.kind::{kind}.block_scale.scale_vec::{vec}.f32.e2m1.e2m1.f32."
+                   f"{scale} {d4},{a4},{a4},{c4},%r2,0x0,{{%r2}},{number},{{%r3}},{number};"), ("%f40", "%f43")
+
+
+def _more_scalar() -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Statements added for shapes that other people's code had and ours had not."""
+    for kind, source in (("f32", "%f0"), ("u32", "%r2"), ("s32", "%r2"), ("u64", "%l2"), ("f64", "%d0"), ("noftz.f16x2", "%r2"), ("noftz.bf16x2", "%r2")):
+        for space, address in (("global", "%l0"), ("shared", "%r0")):
+            for offset in ("+640", "+-64"):
+                yield f"red.{space}.add.{kind} [{address}{offset}],{source};", ()
+                yield f"red.relaxed.gpu.{space}.add.{kind} [{address}{offset}],{source};", ()
+    for to, of, a in (("bf16", "f32", "%f0"), ("f16", "f32", "%f0"), ("f32", "f16", "%h0"), ("f32", "bf16", "%h0"), ("f64", "f32", "%f0"), ("f32", "f64", "%d0")):
+        out = {"bf16": "%h10", "f16": "%h10", "f32": "%f10", "f64": "%d5"}[to]
+        file = {"%f": "%f20", "%h": "%h5", "%d": "%d6"}[a[:2]]
+        rnd = "" if (of, to) in (("f16", "f32"), ("bf16", "f32"), ("f32", "f64")) else ".rn"
+        for op in ("neg", "abs"):
+            yield f"{op}.{of} {file},{a}; cvt{rnd}.{to}.{of} {out},{file};", (out,)
+        yield f"abs.{of} {file},{a}; neg.{of} {file},{file}; cvt{rnd}.{to}.{of} {out},{file};", (out,)
+    for op in ("neg", "abs"):
+        for to in ("s32", "u32", "s64", "u64"):
+            out = "%r10" if "32" in to else "%l10"
+            yield f"{op}.f32 %f20,%f0; cvt.rzi.{to}.f32 {out},%f20;", (out,)
+            yield f"{op}.f64 %d6,%d0; cvt.rzi.{to}.f64 {out},%d6;", (out,)
+    for kind, values in (("f16x2", ("0xD840D840", "0x3C00BC00", "0x7C00FC00", "0x80008000")), ("bf16x2", ("0xC308C308", "0x3F80BF80", "0x7F80FF80", "0x80008000"))):
+        for value in values:
+            for half in ("", "mov.b32 {%h5,%h6},%r3; mov.b32 %r21,{%h5,%h5};", "mov.b32 {%h5,%h6},%r3; mov.b32 %r21,{%h6,%h6};"):
+                b = "%r21" if half else "%r3"
+                yield f"{half} mov.b32 %r20,{value}; fma.rn.{kind} %r10,%r2,{b},%r20;", ("%r10",)
+                yield f"{half} mov.b32 %r20,{value}; fma.rn.{kind} %r10,{b},%r20,%r4;", ("%r10",)
+                yield f"{half} mov.b32 %r20,{value}; fma.rn.relu.{kind} %r10,{b},%r20,%r4;", ("%r10",)
+                yield f"{half} mov.b32 %r20,{value}; add.{kind} %r10,{b},%r20;", ("%r10",)
+                yield f"{half} mov.b32 %r20,{value}; mul.{kind} %r10,{b},%r20;", ("%r10",)
+                yield f"{half} mov.b32 %r20,{value}; max.{kind} %r10,{b},%r20;", ("%r10",)
+                yield f"{half} mov.b32 %r20,{value}; setp.lt.{kind} %p2|%p3,{b},%r20;", ("%p2", "%p3")
+    yield ("ld.global.u32 %r20,[%l0]; setp.eq.u32 %p2,%r20,0; @%p2 bra.uni L1; st.global.u32 [%l1+8],%r2; L1: bar.sync 0; "
+           "ld.global.u32 %r21,[%l0+4]; setp.eq.u32 %p3,%r21,0; @%p3 bra L2; st.global.u32 [%l1+16],%r3; L2:"), ()
+    yield "setp.ne.u32 %p2,%r0,0; @%p2 bra.uni L1; st.global.u32 [%l1+8],%r2; L1: st.global.u32 [%l1+16],%r3;", ()
+    yield "setp.ne.u32 %p2,%r0,0; @!%p2 bra.uni L1; st.global.u32 [%l1+8],%r2; bar.sync 0; L1: st.global.u32 [%l1+16],%r3;", ()
+
+
 def _compile(ptxas: str, arch: str, kernels: Sequence[str], folder: Path, number: int) -> list[Path]:
     source = folder / f"{number}.ptx"
     source.write_text(f".version {PTX_VERSION}\n.target {arch}\n.address_size 64\n" + "".join(kernels), encoding="utf-8")
@@ -774,7 +956,7 @@ def own_kernels() -> list[str]:
     """One kernel per statement, and more where the operands can come from uniform registers."""
     kernels: list[str] = []
     seen: set[str] = set()
-    uniform = {body for make in (_integer, _floating, _half, _convert, _warp, _barriers) for body, _ in make()}
+    uniform = {body for make in (_integer, _floating, _half, _convert, _warp, _barriers, _more_scalar) for body, _ in make()}
     for body, outputs in statements():
         if body not in seen:
             seen.add(body)
