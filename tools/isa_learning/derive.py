@@ -1,0 +1,115 @@
+"""More shapes to start encoding from: compiler words with one or two operands changed.
+
+``STG.E desc[UR4][R2.64], R5`` in compiler code says what the bits that no text shows are for
+``STG.E desc[UR4][R2.64+0x10], RZ``, too. Each changed word is confirmed by nvdisasm.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+
+from isa_learning.probe import CONTROL_MASK, PROBE_CONTROL, Prober
+
+from gwatch.sass.isa import tree
+from gwatch.sass.isa.model import Key
+
+ATTACHMENT_BITS = 4
+_PLAIN = PROBE_CONTROL | 7 << 12
+Shape = tuple[int, tuple[str, ...], int]
+
+
+def derive_shapes(models: Iterable[Key], prober: Prober, zero: dict[str, int]) -> int:
+    """Add such words to ``shapes`` of the forms where no compiler word is; returns how many."""
+    found: list[tuple[Key, Shape, int]] = []
+    for model in models:
+        fields, marks = _changes(model)
+        known: dict[tuple[str, int, tuple[str, ...]], set[int]] = defaultdict(set)
+        bases = []
+        for form in model.forms:
+            for word in form.shapes:
+                shape = _shape(model, word)
+                if shape is not None:
+                    known[model.opcode_text(word) or "", shape[0], shape[1]].add(shape[2])
+                    bases.append(word)
+        compiled = set(known)
+        for depth, changes in enumerate(([*fields, *marks], fields)):
+            fresh = []
+            for base in bases:
+                text = model.opcode_text(base) or ""
+                for word in _variants(base, changes):
+                    shape = _shape(model, word)
+                    if shape is None or model.opcode_text(word) != text:
+                        continue
+                    name = (text, shape[0], shape[1])
+                    if name not in compiled and shape[2] not in known[name]:
+                        known[name].add(shape[2])
+                        found.append((model, shape, word))
+                        fresh.append(word)
+            if depth == 0:
+                bases = fresh
+    asked = sorted({word & ~CONTROL_MASK & ~(15 << 12) | _PLAIN for _, _, word in found})
+    texts = dict(zip(asked, prober.texts(asked), strict=True))
+    count = 0
+    for model, shape, word in found:
+        text = texts[word & ~CONTROL_MASK & ~(15 << 12) | _PLAIN]
+        if text is not None and model.body(word, zero) == text:
+            model.forms[shape[0]].shapes.append(word)
+            count += 1
+    for model in models:
+        for form in model.forms:
+            form.shapes.sort()
+            if form.shapes:
+                form.probes = []
+    return count
+
+
+def _changes(model: Key) -> tuple[list[tuple[int, list[int]]], list[tuple[int, list[int]]]]:
+    """(mask, values) per operand field, and per group of bits that decide what stands around an operand."""
+    fields: dict[int, list[int]] = {}
+    owned = 0
+    for form in model.forms:
+        for value in form.values:
+            owned |= value.mask
+            for place in value.fields:
+                for low, width, _ in place.runs:
+                    mask = (1 << width) - 1 << low
+                    if width >= 3:
+                        fields[mask] = [0, mask, 1 << low + min(3, width - 2)]
+    opcode_bits = 0
+    for choice in model.opcode:
+        opcode_bits |= tree.tested_bits(choice.node)
+    marks: dict[int, list[int]] = {}
+    for form in model.forms:
+        for attachment in form.attachments:
+            mask = tree.tested_bits(attachment.node) & ~owned & ~opcode_bits
+            bits = [b for b in range(128) if mask >> b & 1]
+            if 0 < len(bits) <= ATTACHMENT_BITS:
+                marks[mask] = [sum((n >> k & 1) << b for k, b in enumerate(bits)) for n in range(1 << len(bits))]
+    return sorted(fields.items()), sorted(marks.items())
+
+
+def _variants(word: int, changes: Iterable[tuple[int, list[int]]]) -> Iterator[int]:
+    for mask, values in changes:
+        for value in values:
+            if word & mask != value:
+                yield word & ~mask | value
+
+
+def _shape(model: Key, word: int) -> Shape | None:
+    """(form, texts around its operands, bits that the text does not show), None where the table does not know."""
+    label = tree.lookup(model.select, word)
+    if label < 0:
+        return None
+    form = model.forms[label]
+    attached = []
+    for choice in form.attachments:
+        text = choice.get(word)
+        if text is None:
+            return None
+        attached.append(text)
+    hidden = word & ~CONTROL_MASK
+    for value in form.values:
+        place = value.field_of(word)
+        hidden &= ~(place.mask if place else tree.tested_bits(value.name.node) if value.name else 0)
+    return label, tuple(attached), hidden
