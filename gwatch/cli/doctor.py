@@ -8,14 +8,12 @@ import argparse
 import importlib.metadata
 import importlib.util
 import json
-import os
 import platform
-import shutil
 import subprocess
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from gwatch.errors import GWatchError
+from gwatch.errors import GWatchError, ToolError
 
 # Distributions by what they are for; any of the names will do.
 _OPTIONAL = {
@@ -157,34 +155,15 @@ def _tables() -> list[Finding]:
 
 
 def _ptxas() -> list[Finding]:
-    looked = []
-    for variable in ("CUDA_HOME", "CUDA_PATH"):
-        root = os.environ.get(variable)
-        if root:
-            looked.append(Path(root) / "bin" / "ptxas")
-    in_path = shutil.which("ptxas")
-    looked += [Path(in_path)] if in_path else []
-    looked.append(Path("/usr/local/cuda/bin/ptxas"))
-    for path in looked:
-        if path.is_file():
-            text = subprocess.run(
-                [path, "--version"], capture_output=True, text=True, timeout=20, check=False
-            ).stdout
-            line = next((part for part in text.splitlines() if "release" in part), "")
-            return [
-                Finding(
-                    "ptxas",
-                    "ok",
-                    line.partition("release ")[2].split(",")[0],
-                    str(path),
-                    "compiling PTX (optional)",
-                )
-            ]
-    return [
-        Finding(
-            "ptxas", "absent", "", "looked in CUDA_HOME, PATH and /usr/local/cuda", "compiling PTX (optional)"
-        )
-    ]
+    """The one that the PTX tier would take: the newest."""
+    from gwatch.cuda.trace.ptxas import find_ptxas
+
+    use = "scopes on the PTX tier (optional)"
+    try:
+        found = find_ptxas()
+    except ToolError as error:
+        return [Finding("ptxas", "absent", "", error.message, use, error.hint)]
+    return [Finding("ptxas", "ok", ".".join(map(str, found.version)), str(found.path), use)]
 
 
 def _driver_library() -> list[Finding]:
