@@ -17,6 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     narrow.add_argument("--select", metavar="TOKEN", help="a selection copied from the HTML page")
     narrow.add_argument("--tid", metavar="RANGES", help="global thread ids")
     narrow.add_argument("--block", metavar="RANGES", help="linear block ids")
+    narrow.add_argument("--cluster", metavar="RANGES", help="clusters of blocks, numbered like blocks")
     narrow.add_argument("--warp", metavar="RANGES", help="warps within their block")
     narrow.add_argument("--stime", metavar="T", help="keep what ends at or after this time")
     narrow.add_argument("--etime", metavar="T", help="keep what starts at or before this time")
@@ -36,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sample", metavar="N", help="rows in the timeline (default 32, beside a list of runs 16; "
                         "0 = all)")
     parser.add_argument("--sort-by", metavar="KEY",
-                        help="timeline order: tid, active, bubble, lifetime, or a scope")
+                        help="timeline order: tid, cluster, active, bubble, lifetime, or a scope")
     parser.add_argument("--human", action="store_true",
                         help="block glyphs and colours even when not a terminal")
     parser.add_argument("-o", "--output", metavar="FILE",
@@ -118,8 +119,8 @@ def _narrow(run: Any, args: argparse.Namespace) -> Any:
     from gwatch.common.format import select
     if args.select is not None:
         run = select.apply_selection(run, select.parse_token(args.select))
-    if args.tid is not None or args.block is not None or args.warp is not None:
-        run = select.select_rows(run, args.tid, args.block, args.warp)
+    if any(text is not None for text in (args.tid, args.block, args.warp, args.cluster)):
+        run = select.select_rows(run, args.tid, args.block, args.warp, args.cluster)
     if args.stime is not None or args.etime is not None:
         start = _integer(args.stime, "--stime") if args.stime is not None else None
         end = _integer(args.etime, "--etime") if args.etime is not None else None

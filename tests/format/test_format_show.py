@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -252,3 +253,24 @@ def test_the_timeline_is_the_same_at_times_that_doubles_cannot_tell_apart(region
         assert code == 0 and err == ""
         views.append(out.split("Timeline")[1].split("\n\n")[0])
     assert views[0] == views[1] and len(set(views[0])) > 8
+
+
+def test_rows_by_cluster(tmp_path, capsys):
+    rows = {(b, 0): [(0, 10 * b), (1, 10 * b + 5)] for b in range(24)}
+    file, section = File(), Section_IntraKernelTrace()
+    section.add_run(result_of(rows, (4, 6, 1), (32, 1, 1), launch={"cluster": [2, 3, 1]}), REGIONS[:1])
+    section.add_run(result_of(rows, (4, 6, 1), (32, 1, 1)), REGIONS[:1])
+    file.add_section(section)
+    path = tmp_path / "t.json"
+    file.render(path)
+    # Cluster 1 has blocks x 2-3, y 0-2; clusters 0 to 3 have six blocks each.
+    assert main(["show", str(path), "--cluster", "1", "--timeline", "--sort-by", "cluster"]) == 0
+    out = capsys.readouterr().out
+    assert "clusters of 2x3x1 blocks" in out
+    shown = [line.split()[:2] for line in out.splitlines() if line.startswith("c1 ")]
+    assert [block for _, block in shown] == ["b2", "b3", "b6", "b7", "b10", "b11"]
+    assert main(["show", str(path), "--timeline", "--sort-by", "cluster", "--sample", "0"]) == 0
+    order = [line.split()[0] for line in capsys.readouterr().out.splitlines() if re.match(r"c\d b", line)]
+    assert order == [f"c{k}" for k in range(4) for _ in range(6)]
+    assert main(["show", str(path), "--run", "1", "--cluster", "1"]) == 2
+    assert "[no-clusters]" in capsys.readouterr().err

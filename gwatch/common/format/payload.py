@@ -121,18 +121,10 @@ def payload(run: Run) -> tuple[dict[str, Any], str]:
         "kernel": run.kernel, "tag": kernel_tag(run.kernel), "unit": run.unit,
         "span": t_max - t_min, "granularity": run.granularity, "block_size": run.geometry.block_size,
         "warps_per_block": run.geometry.warps_per_block, "grid": list(run.geometry.grid),
-        "cluster": _cluster(run), "roles": names,
+        "cluster": list(run.cluster_dim) if run.cluster_dim else None, "roles": names,
         "scopes": scopes, "sites": sites, "typical_block": typical_block(run),
         "concurrency": run.analysis["concurrency"], "values": valued, "columns": directory}
     return meta, blob
-
-
-def _cluster(run: Run) -> list[int] | None:
-    """Blocks per cluster as (x, y, z), where the launch says so and has more than one per cluster."""
-    dims = run.launch.get("cluster")
-    if not isinstance(dims, (list, tuple)) or len(dims) != 3 or not all(type(d) is int and d > 0 for d in dims):
-        return None
-    return [int(d) for d in dims] if max(dims) > 1 else None
 
 
 def _sites_of(run: Run, label: str) -> list[int]:

@@ -121,6 +121,28 @@ class Run:
         """(role names, per row the index of its role; -1 without any)."""
         return tables.row_roles(self.intervals, self.scope, self.labels, self.roles, len(self.trace.rows))
 
+    @property
+    def cluster_dim(self) -> tuple[int, int, int] | None:
+        """Blocks of a cluster as (x, y, z), where the launch says so and a cluster has more than one."""
+        dims = self.launch.get("cluster")
+        if not isinstance(dims, (list, tuple)) or len(dims) != 3 or not all(type(d) is int and d > 0 for d in dims):
+            return None
+        x, y, z = dims
+        return (x, y, z) if max(dims) > 1 else None
+
+    @cached_property
+    def row_clusters(self) -> NDArray[np.int64] | None:
+        """Linear cluster id of each row; None for a launch without clusters."""
+        dims = self.cluster_dim
+        if dims is None:
+            return None
+        block, number, stride = self.trace.rows.block.copy(), np.zeros(len(self.trace.rows), np.int64), 1
+        for size, of in zip(self.geometry.grid, dims, strict=True):
+            number += block % size // of * stride
+            block //= size
+            stride *= -(-size // of)
+        return number
+
     @cached_property
     def per_row(self) -> NDArray[np.int64]:
         """(row, active, bubble, lifetime) of each row with intervals."""

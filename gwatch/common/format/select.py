@@ -144,11 +144,12 @@ def keep_scopes(run: Run, scopes: tuple[str, ...]) -> Run:
     return replace(run, regions=kept, roles=roles)
 
 
-def select_rows(run: Run, tid: str | None = None, block: str | None = None, warp: str | None = None) -> Run:
-    """The run narrowed by global thread id, block, and warp within its block (range texts).
+def select_rows(run: Run, tid: str | None = None, block: str | None = None, warp: str | None = None,
+                cluster: str | None = None) -> Run:
+    """The run narrowed by global thread id, block, warp within its block, and cluster (range texts).
 
     For a run of warps ``tid`` matches when the warp holds one of the threads. Raises TraceError ``[bad-
-    range]`` and ``[no-rows]``.
+    range]``, ``[no-rows]`` and ``[no-clusters]``.
     """
     rows = run.trace.rows
     mask = np.ones(len(rows), np.bool_)
@@ -163,6 +164,11 @@ def select_rows(run: Run, tid: str | None = None, block: str | None = None, warp
         mask &= within(rows.block, parse_ranges(block, "--block"))
     if warp is not None:
         mask &= within(rows.warp.astype(np.int64), parse_ranges(warp, "--warp"))
+    if cluster is not None:
+        ranges = parse_ranges(cluster, "--cluster")
+        if run.row_clusters is None:
+            raise TraceError("no-clusters", "the launch has no clusters of several blocks", "choose with --block")
+        mask &= within(run.row_clusters, ranges)
     return _checked(run, mask)
 
 

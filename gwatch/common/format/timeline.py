@@ -20,12 +20,14 @@ SORTS = ("tid", "active", "bubble", "lifetime")
 
 
 def row_order(run: Run, sort_by: str | None) -> NDArray[np.int64]:
-    """Rows in display order: by role and id unless ``sort_by`` names tid, active, bubble, lifetime or a scope
+    """Rows in display order: by role and id unless ``sort_by`` names tid, cluster, active, bubble, lifetime or a scope
     (longest first).
 
     Raises TraceError ``[bad-sort]``.
     """
     n = len(run.trace.rows)
+    if sort_by == "cluster" and run.row_clusters is not None:
+        return np.lexsort((np.arange(n), run.row_clusters))
     if sort_by == "tid":
         return np.arange(n)
     if sort_by is None:
@@ -40,7 +42,8 @@ def row_order(run: Run, sort_by: str | None) -> NDArray[np.int64]:
         per_row = run.per_row
         weight[per_row[:, 0]] = per_row[:, SORTS.index(sort_by)]
     else:
-        raise TraceError("bad-sort", f"--sort-by {sort_by!r}", "one of " + ", ".join([*SORTS, *run.labels]))
+        raise TraceError("bad-sort", f"--sort-by {sort_by!r}", "one of " + ", ".join(
+            [*SORTS, *(["cluster"] if run.row_clusters is not None else []), *run.labels]))
     return np.lexsort((np.arange(n), -weight))
 
 
@@ -66,6 +69,8 @@ def timeline_view(run: Run, style: Style, sample: int = SAMPLE, sort_by: str | N
         lines.append(style.clean(f"no regions: digits are the last digits of site ids, {gap} no record"))
     names, role = run.row_roles
     heads = [locator(run.trace.rows, int(r)) for r in shown]
+    if run.row_clusters is not None:
+        heads = [f"c{int(run.row_clusters[r])} {head}" for r, head in zip(shown, heads, strict=True)]
     if names:
         tags = [clip(names[role[r]], 12) if role[r] >= 0 else "" for r in shown]
         width = max(map(len, tags))

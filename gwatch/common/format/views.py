@@ -44,9 +44,11 @@ def header(run: Run, number: int, total: int, style: Style) -> list[str]:
     noun = "Warps" if run.granularity == "warp" else "Threads"
     sampled = _sampled(run)
     source = f"  ({run.source})" if run.source else ""
+    clusters = run.cluster_dim
     entries = [
         ("Kernel", run.kernel), ("Run", f"{number} of {total}{source}"), ("Compile", "  ".join(bits)),
-        ("Launch", f"grid={grid}  block={block}  ({run.geometry.block_size} threads/block, warp=32)"),
+        ("Launch", f"grid={grid}  block={block}  ({run.geometry.block_size} threads/block, warp=32)"
+         + (f"  clusters of {'x'.join(map(str, clusters))} blocks" if clusters else "")),
         ("Records", f"{a['n_records']}" + (f"  (dropped {a['dropped']})" if a.get("dropped") else "")),
         (noun, f"{a.get('n_rows', a['n_threads'])}" + sampled),
         ("Scopes", f"{len(labels)}" + (f"  ({', '.join(labels)})" if labels else "  (no regions given)")),
