@@ -20,7 +20,7 @@ from gwatch.sass.isa import isa_for
 
 SNIPPETS = 0.25
 """Share of cases that insert random snippets instead of records."""
-COUNTS = (1, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+COUNTS = (1, 2, 3, 4, 8, 12, 16, 24, 32, 48, 64)
 _STATELESS = (
     "IADD3 {a}, {b}, 0x11, RZ",
     "LOP3.LUT {a}, {b}, 0xff, RZ, 0xc0, !PT",

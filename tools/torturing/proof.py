@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+from unittest import mock
 
 from gwatch.check import KernelCheck, check_kernel
 from gwatch.check.against import check_against
 from gwatch.cuda.binary import Cubin
 from gwatch.errors import GWatchError
 from gwatch.rewrite import Rewritten
-from gwatch.rewrite.verify import verify
+from gwatch.rewrite import verify as verify_module
 from torturing.cases import Case
+
+_list = verify_module._section
+
+
+@lru_cache(maxsize=64)
+def _section(image: bytes, kernel: str) -> Any:
+    """nvdisasm's listing, kept for the next case of the same kernel."""
+    return _list(image, kernel)
 
 
 @dataclass
@@ -34,36 +45,59 @@ class Outcome:
 
 
 def prove(case: Case) -> Outcome:
-    """Build and prove; where the whole is refused, halves of it, so that one bad site doesn't hide the others."""
+    """Build and prove. Insertions that are refused are found by halving and left out, so that one bad site doesn't
+    hide the others.
+    """
     outcome = Outcome()
+    groups = _buildable(case, list(range(len(case))), outcome)
+    together = [index for group in groups for index in group]
+    if len(groups) > 1 and _builds(case.part(together), Outcome()):
+        groups = [together]
+    for group in groups:
+        part = case.part(group)
+        try:
+            before, rewritten, after = part.build()
+        except Exception as error:
+            outcome.wrong.append(f"{type(error).__name__} only at the second try: {error}")
+            continue
+        outcome.rewrites += 1
+        wrong = faults(part, before, rewritten, after)
+        outcome.wrong += wrong
+        outcome.proved += 0 if wrong else len(part)
+    return outcome
+
+
+def _builds(case: Case, outcome: Outcome) -> bool:
+    """Whether the case can be built; what isn't a refusal counts as wrong, a refusal is noted for single insertions."""
     try:
-        before, rewritten, after = case.build()
+        case.build()
+        return True
     except GWatchError as error:
-        if len(case) == 1 or error.code == "hazard":
-            outcome.refused[error.code] = len(case)
+        if error.code == "hazard":
+            outcome.wrong.append(f"the rewriter's own checker refused: {error}")
+        if len(case) == 1:
+            outcome.refused[error.code] = outcome.refused.get(error.code, 0) + 1
             outcome.reasons[error.code] = f"{case.kernel}: {error}"
-            if error.code == "hazard":
-                outcome.wrong.append(f"the rewriter's own checker refused: {error}")
-            return outcome
-        middle = len(case) // 2
-        for part in (range(middle), range(middle, len(case))):
-            outcome.add(prove(case.part(part)))
-        return outcome
     except Exception as error:
         outcome.wrong.append(f"{type(error).__name__}: {error}")
-        return outcome
-    outcome.rewrites = 1
-    outcome.wrong += faults(case, before, rewritten, after)
-    if not outcome.wrong:
-        outcome.proved = len(case)
-    return outcome
+    return False
+
+
+def _buildable(case: Case, chosen: list[int], outcome: Outcome) -> list[list[int]]:
+    if _builds(case.part(chosen), outcome):
+        return [chosen]
+    if len(chosen) == 1:
+        return []
+    middle = len(chosen) // 2
+    return _buildable(case, chosen[:middle], outcome) + _buildable(case, chosen[middle:], outcome)
 
 
 def faults(case: Case, before: bytes, rewritten: Rewritten, after: bytes) -> list[str]:
     """Everything the three roads find wrong."""
     wrong = []
     try:
-        verify(case.cubin.data, rewritten)
+        with mock.patch.object(verify_module, "_section", _section):
+            verify_module.verify(case.cubin.data, rewritten)
     except GWatchError as error:
         wrong.append(f"nvdisasm's listings: {error}")
     patched = Cubin.from_bytes(after, "patched")
