@@ -228,6 +228,13 @@ def test_groups_side_by_side_in_a_warp_level_scope_are_refused(
         check_divergence(records(*rows), (1, 1, 1), (64, 1, 1), SCOPE)
 
 
+def test_divergence_can_be_a_warning() -> None:
+    result = traced(records((1, 0, 0, 0, 5), (1, 7, 0, 0, 6), (1, 0, 1, 1, 9), (1, 7, 1, 1, 10)), 2)
+    result["warnings"] = []
+    merge(result, SCOPE, refuse=False)
+    assert result["warnings"][0].startswith("[scope-diverged] warp 1") and result["scopes"] == {1: "a"}
+
+
 def test_front_ends_import_without_their_dsl_and_say_what_is_missing() -> None:
     import gwatch.cuda.xtrace.cute
     import gwatch.cuda.xtrace.tilelang

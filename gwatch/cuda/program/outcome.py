@@ -226,7 +226,7 @@ def _result(session: ProgramSession, kernel: Kernel, traced: Traced) -> TraceRes
     if places.lifetime:
         merge_exits(result)
     if places.scopes is not None:
-        merge(result, places.scopes)
+        merge(result, places.scopes, refuse=False)
     result["warnings"] = [text.replace("sass_per_thread_records", "--depth") for text in result["warnings"]]
     with driver.inside(slot.context):
         clock = host_clock(driver)

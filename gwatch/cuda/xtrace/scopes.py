@@ -92,16 +92,22 @@ def _site(marker: Marker, label: str, warp_level: bool) -> SassTraceSite:
     )
 
 
-def merge(result: TraceResult, scopes: Scopes) -> None:
+def merge(result: TraceResult, scopes: Scopes, *, refuse: bool = True) -> None:
     """Make of the records of copied markers those of their scopes, with a region each.
 
-    Raises TraceError ``[scope-diverged]`` where groups of a warp passed a warp-level scope at the same time.
+    Raises TraceError ``[scope-diverged]`` where groups of a warp passed a warp-level scope at the same time; not to
+    ``refuse`` makes a warning of it.
     """
     target = scopes.merged
     records = result["records"].copy()
     records["site"] = target[records["site"]]
     if scopes.warp_level:
-        check_divergence(records, result["grid_dim"], result["block_dim"], scopes)
+        try:
+            check_divergence(records, result["grid_dim"], result["block_dim"], scopes)
+        except TraceError as error:
+            if refuse:
+                raise
+            result["warnings"].append(f"[{error.code}] {error.message}")
     result["records"] = records
     result["sites"] = _merged_sites(result["sites"], target)
     if "splice_results" in result:
