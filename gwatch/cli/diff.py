@@ -33,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the command; 0 done, 1 something asked about differs."""
     from gwatch.diff import artifacts, text
+    from gwatch.inspect.demangle import printable
 
     try:
         re.compile(args.kernel)
@@ -45,6 +46,6 @@ def run(args: argparse.Namespace) -> int:
         sys.stdout.write(text.stat(diff) if args.stat else text.full(diff, args.context))
     worse = [(what, kernel) for what in args.fail_on for kernel in diff.kernels if kernel.fails(what)]
     for what, kernel in worse:
-        sys.stderr.write(f"gwatch: {what}: {kernel.name}: {kernel.verdict}\n")
-    differs = diff.differs and (args.exit_code or args.quiet)
+        sys.stderr.write(printable(f"gwatch: {what}: {kernel.name}: {kernel.verdict}") + "\n")
+    differs = diff.differs and (args.exit_code or args.quiet or "any" in args.fail_on)
     return 1 if worse or differs else 0

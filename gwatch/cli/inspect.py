@@ -90,8 +90,14 @@ def run(args: argparse.Namespace) -> int:
 
 def _print_listing(image: ImageReport) -> None:
     """Print a listing as soon as it is there, and let go of it."""
-    sys.stdout.write(image.sass or f"{image.path}: {image.problem}\n")
+    sys.stdout.write(image.sass or _unlisted(image))
     image.sass, image.printed = "", True
+
+
+def _unlisted(image: ImageReport) -> str:
+    from gwatch.inspect.demangle import printable
+
+    return printable(f"{image.path}: {image.problem}") + "\n"
 
 
 def _request(args: argparse.Namespace) -> Request:
@@ -150,7 +156,7 @@ def _rendered(report: Report, args: argparse.Namespace) -> Iterable[str]:
         return [text.github(report)]
     if args.sass:
         left = [image for image in report.images if not image.printed]
-        listings = [image.sass or f"{image.path}: {image.problem}\n" for image in left]
+        listings = [image.sass or _unlisted(image) for image in left]
         return listings + [f"{line}\n" for line in text.violations(report)]
     return [text.render(report)]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections import defaultdict
 from collections.abc import Iterator
@@ -87,15 +88,16 @@ _MEASURE = {"registers": "registers", "spill": "spills", "vector-width": "share 
 @dataclass(slots=True)
 class ArtifactDiff:
     """All kernels of two artifacts, in the first one's order, then those only in the second. ``problems``: cubins
-    that could not be read, named."""
+    that could not be read, named; ``unread_differ``: whether the two sides' have other bytes."""
 
     kernels: list[KernelDiff]
     problems: list[Skipped]
+    unread_differ: bool = False
 
     @property
     def differs(self) -> bool:
-        """Whether any kernel differs."""
-        return any(kernel.differs for kernel in self.kernels)
+        """Whether any kernel differs, or the bytes of what can't be read."""
+        return self.unread_differ or any(kernel.differs for kernel in self.kernels)
 
 
 def compare(first: str | os.PathLike[str], second: str | os.PathLike[str], kernels: str = "") -> ArtifactDiff:
@@ -106,16 +108,20 @@ def compare(first: str | os.PathLike[str], second: str | os.PathLike[str], kerne
     [nothing-to-compare] when a side has no readable cubin.
     """
     problems: list[Skipped] = []
-    left, right = _versions(first, problems, kernels), _versions(second, problems, kernels)
+    unread: tuple[set[bytes], set[bytes]] = set(), set()
+    left, right = _versions(first, problems, unread[0], kernels), _versions(second, problems, unread[1], kernels)
     for path, versions in ((first, left), (second, right)):
         if not versions:
             what = f"{os.fspath(path)} has no kernel to compare" + (f" like {kernels!r}" if kernels else "")
             raise CubinError("nothing-to-compare", what, "; ".join(item.reason for item in problems[:1]))
     across = len({v.arch for v in left}) == 1 == len({v.arch for v in right})
-    return ArtifactDiff([compare_kernels(a, b) for a, b in _matched(left, right, across)], problems)
+    pairs = [compare_kernels(a, b) for a, b in _matched(left, right, across)]
+    return ArtifactDiff(pairs, problems, unread[0] != unread[1])
 
 
-def _versions(path: str | os.PathLike[str], problems: list[Skipped], pattern: str) -> list[Version]:
+def _versions(
+    path: str | os.PathLike[str], problems: list[Skipped], unread: set[bytes], pattern: str
+) -> list[Version]:
     from gwatch.inspect.run import Request
 
     request = Request(pattern)
@@ -129,6 +135,7 @@ def _versions(path: str | os.PathLike[str], problems: list[Skipped], pattern: st
             view = CubinView.of(item.data, item.path)
             out += [Version(item.path, view, k) for k in view.kernels if request.wants(k.name)]
         except GWatchError as error:
+            unread.add(hashlib.sha256(item.data).digest())
             problems.append(Skipped(item.path, str(error)))
     return out
 
@@ -246,6 +253,7 @@ def to_json(diff: ArtifactDiff) -> dict[str, Any]:
         "format": "gwatch-diff",
         "version": 1,
         "differs": diff.differs,
+        "unread_differ": diff.unread_differ,
         "kernels": [_kernel_json(kernel) for kernel in diff.kernels],
         "problems": [{"path": item.path, "reason": item.reason} for item in diff.problems],
     }

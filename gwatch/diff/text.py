@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from gwatch.diff.artifacts import ArtifactDiff, Change, KernelDiff
 from gwatch.diff.compare import Fate
-from gwatch.inspect.demangle import demangle, short
+from gwatch.inspect.demangle import demangle, printable, short
 
 CONTEXT = 3
 _MARKS = {
@@ -19,7 +19,7 @@ _SIZE = 16
 def stat(diff: ArtifactDiff) -> str:
     """One line a kernel and a total."""
     out = [_stat(kernel) for kernel in diff.kernels]
-    return "\n".join([*out, _total(diff), *_problems(diff)]) + "\n"
+    return _joined([*out, _total(diff), *_problems(diff)])
 
 
 def full(diff: ArtifactDiff, context: int = CONTEXT) -> str:
@@ -28,11 +28,16 @@ def full(diff: ArtifactDiff, context: int = CONTEXT) -> str:
     for kernel in diff.kernels:
         if kernel.differs:
             out += _kernel(kernel, context)
-    return "\n".join([*out, _total(diff), *_problems(diff)]) + "\n"
+    return _joined([*out, _total(diff), *_problems(diff)])
+
+
+def _joined(lines: list[str]) -> str:
+    return "".join(f"{printable(line)}\n" for line in lines)
 
 
 def _problems(diff: ArtifactDiff) -> list[str]:
-    return [f"not compared: {item.path}: {item.reason}" for item in diff.problems]
+    found = [f"not compared: {item.path}: {item.reason}" for item in diff.problems]
+    return [*found, "what was not compared has other bytes"] if diff.unread_differ else found
 
 
 def _total(diff: ArtifactDiff) -> str:

@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gwatch.errors import CubinError, CubinNotFound, GWatchError
-from gwatch.inspect.reader import Reader
+from gwatch.cuda.binary.fatbin import MAX_IMAGE
+from gwatch.errors import CubinError, CubinNotFound
+from gwatch.inspect.embedded import embedded_symbols
+from gwatch.inspect.reader import ARCHIVE_BOMB, Budget, Reader
 from gwatch.inspect.scan import Found, cubin_size, scan
 
 if TYPE_CHECKING:
@@ -47,11 +49,13 @@ _ELF, _PE, _AR = b"\x7fELF", b"MZ", b"!<arch>\n"
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """A cubin: where it is, how it is kept there (file, member, fatbin, embedded), and its bytes."""
+    """A cubin: where it is, how it is kept there (file, member, fatbin, embedded), and its bytes. ``symbol``: the name
+    by which the library's own code refers to it, "" where it has none."""
 
     path: str
     kind: str
     data: bytes
+    symbol: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +80,8 @@ Item = Image | Skipped | Text
 def open_artifact(path: str | os.PathLike[str]) -> Iterator[Item]:
     """Everything in ``path``, in a fixed order. Texts of an archive or directory come before its cubins.
 
-    Raises CubinNotFound, or CubinError [artifact-unreadable] for the path itself; damage inside it becomes a
-    :class:`Skipped` item.
+    Raises CubinNotFound, or CubinError [artifact-unreadable] or [archive-bomb] for the path itself; damage inside it
+    becomes a :class:`Skipped` item.
     """
     start = Path(path)
     if start.is_dir():
@@ -86,36 +90,45 @@ def open_artifact(path: str | os.PathLike[str]) -> Iterator[Item]:
     if not start.exists():
         raise CubinNotFound("artifact-not-found", f"no such file or directory: {start}", "check the path")
     with Reader.of_file(start) as reader:
-        yield from _reader(reader, str(start), "file", 0)
+        yield from _reader(reader, str(start), "file", 0, Budget(str(start), reader.size))
 
 
 def _directory(root: Path) -> Iterator[Item]:
-    files = []
-    for folder, folders, names in os.walk(root):
+    files: list[Path] = []
+    for folder, folders, names in os.walk(root, onerror=_unreadable):
         folders.sort()
+        for name in folders:
+            if (Path(folder) / name).is_symlink():
+                yield Skipped(str(Path(folder) / name), "symbolic link to a folder, not followed")
         files += [Path(folder) / name for name in sorted(names)]
     for wanted in (True, False):
         for path in files:
-            if path.is_symlink() and not path.exists():
-                if wanted:
-                    yield Skipped(str(path), "symbolic link that leads nowhere")
+            if (path.suffix in _TEXTS) != wanted:
                 continue
-            if not path.is_file() or (path.suffix in _TEXTS) != wanted:
+            if path.is_symlink() and not path.exists():
+                yield Skipped(str(path), "symbolic link that leads nowhere")
                 continue
             try:
                 with Reader.of_file(path) as reader:
-                    yield from _reader(reader, str(path), "file", 0)
+                    yield from _reader(reader, str(path), "file", 0, Budget(str(path), reader.size))
             except CubinError as error:
                 yield Skipped(str(path), str(error))
 
 
-def _reader(reader: Reader, path: str, kind: str, depth: int) -> Iterator[Item]:
+def _unreadable(error: OSError) -> None:
+    raise CubinError("artifact-unreadable", f"cannot read {error.filename}: {error.strerror}") from None
+
+
+def _reader(reader: Reader, path: str, kind: str, depth: int, budget: Budget) -> Iterator[Item]:
     head = reader.read(0, 8)
     suffix = Path(path.rsplit("!", 1)[-1]).suffix.lower()
     if head[:4] == _ZIP or head[:4] == _EMPTY_ZIP:
-        yield from _zip(reader, path, depth)
+        yield from _zip(reader, path, depth, budget)
     elif head[:4] == _ELF and cubin_size(reader) is not None:
-        yield Image(path, kind, reader.read(0, reader.size))
+        if reader.size > MAX_IMAGE:
+            yield Skipped(path, f"cubin of {reader.size} bytes, more than {MAX_IMAGE}")
+        else:
+            yield Image(path, kind, reader.read(0, reader.size))
     elif suffix in _TEXTS:
         yield from _text(reader, path)
     elif head[:4] == _ELF or head[:2] == _PE or head[:8] == _AR or suffix in _BINARY or ".so." in path:
@@ -133,23 +146,27 @@ def _text(reader: Reader, path: str) -> Iterator[Item]:
 
 def _binary(reader: Reader, path: str) -> Iterator[Item]:
     anything = False
+    symbols: dict[int, str] | None = None
     for found in scan(reader):
         anything = True
         where = f"{path}@{found.offset:#x}"
         if isinstance(found, Found):
-            yield Image(where, "fatbin" if found.kind == "fatbin" else "embedded", found.data)
+            if symbols is None:
+                symbols = embedded_symbols(reader)
+            kind = "fatbin" if found.kind == "fatbin" else "embedded"
+            yield Image(where, kind, found.data, symbols.get(found.start, ""))
         else:
             yield Skipped(where, f"{found.what}: {found.reason}")
     if not anything:
         yield Skipped(path, "no cubin and no fat binary inside")
 
 
-def _zip(reader: Reader, path: str, depth: int) -> Iterator[Item]:
+def _zip(reader: Reader, path: str, depth: int, budget: Budget) -> Iterator[Item]:
+    import zipfile
+
     if depth >= _NESTING:
         yield Skipped(path, f"archives nested more than {_NESTING} deep")
         return
-    import zipfile
-
     try:
         archive = zipfile.ZipFile(reader.stream)
     except (zipfile.BadZipFile, OSError, ValueError) as error:
@@ -160,20 +177,24 @@ def _zip(reader: Reader, path: str, depth: int) -> Iterator[Item]:
         for wanted in (True, False):
             for member in members:
                 if (Path(member.filename).suffix in _TEXTS) == wanted:
-                    yield from _member(archive, member, f"{path}!{member.filename}", depth)
+                    yield from _member(archive, member, f"{path}!{member.filename}", depth, budget)
 
 
-def _member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: str, depth: int) -> Iterator[Item]:
+def _member(
+    archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: str, depth: int, budget: Budget
+) -> Iterator[Item]:
     import zipfile
 
     try:
         with archive.open(member) as stream:
-            inner = Reader.spooled(stream, path)
-    except (zipfile.BadZipFile, zlib.error, OSError, EOFError, RuntimeError, NotImplementedError) as error:
+            inner = Reader.spooled(stream, path, budget)
+    except (zipfile.BadZipFile, zlib.error, OSError, EOFError, RuntimeError, NotImplementedError, ValueError) as error:
         yield Skipped(path, f"cannot be unpacked: {error}")
         return
     with inner:
         try:
-            yield from _reader(inner, path, "member", depth + 1)
-        except GWatchError as error:
+            yield from _reader(inner, path, "member", depth + 1, budget)
+        except CubinError as error:
+            if error.code == ARCHIVE_BOMB:
+                raise
             yield Skipped(path, str(error))

@@ -24,6 +24,18 @@ def demangle(name: str) -> str:
     return plain or name
 
 
+_UNPRINTABLE = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))} | {
+    # Line separators, and marks that reverse what a terminal shows.
+    code: f"\\u{code:04x}" for code in (*range(0x2028, 0x202F), *range(0x2066, 0x206A))
+}
+_UNPRINTABLE[ord("\t")] = " "
+
+
+def printable(text: str) -> str:
+    """One line of ``text`` without characters that a terminal or a CI log would obey: names come from the input."""
+    return text.translate(_UNPRINTABLE)
+
+
 def short(name: str) -> str:
     """``name`` demangled, without parameter list and return type: ``copy<float, 4>``."""
     text = demangle(name).replace("(anonymous namespace)", "{anonymous}")

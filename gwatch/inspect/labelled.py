@@ -28,6 +28,7 @@ from gwatch.cuda.binary.elf import (
 )
 from gwatch.cuda.binary.lines import LineRow
 from gwatch.cuda.binary.nvinfo import OFFSET_SHAPES, Attr
+from gwatch.inspect.demangle import printable
 from gwatch.inspect.statements import statement_end, tight_ends
 from gwatch.inspect.view import CubinView
 
@@ -68,6 +69,8 @@ class Labels:
                 if symbol.kind not in (STT_FUNC, STT_SECTION) or not aligned:
                     raise CannotLabel(f"symbol {symbol}")
                 self.symbols[symbol.section, symbol.value].append(symbol)
+                if printable(symbol.name) != symbol.name:
+                    raise CannotLabel(f"symbol {symbol}")
                 if symbol.kind == STT_FUNC:
                     self._functions[symbol.section, symbol.value] = symbol.name
         self.relocated = self._relocations()
@@ -292,8 +295,8 @@ def _source(row: LineRow, inlined: bool) -> str:
     for number, (file, line) in enumerate(places):
         caller = ""
         if number + 1 < len(places):
-            caller = f' inlined at "{places[number + 1][0]}", line {places[number + 1][1]}'
-        lines.append(f'\t//## File "{file}", line {line}{caller}\n')
+            caller = f' inlined at "{printable(places[number + 1][0])}", line {places[number + 1][1]}'
+        lines.append(f'\t//## File "{printable(file)}", line {line}{caller}\n')
     return "".join(lines)
 
 

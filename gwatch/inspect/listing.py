@@ -15,6 +15,7 @@ from operator import add
 
 import numpy as np
 
+from gwatch.inspect.demangle import printable
 from gwatch.inspect.statements import statement_end, tight_ends
 from gwatch.inspect.view import CubinView
 from gwatch.sass import nvdisasm
@@ -51,7 +52,7 @@ def listing(view: CubinView, style: Style, wanted: Callable[[str], bool] | None 
     lines = _Lines(view.whole)
     for kernel in kernels:
         if wanted is None or wanted(kernel.name):
-            out.append(f'\t\tFunction : {kernel.name}\n\t.headerflags\t@"{flags}"\n')
+            out.append(f'\t\tFunction : {printable(kernel.name)}\n\t.headerflags\t@"{flags}"\n')
             out.append(lines.text(view.code(kernel)))
             out.append(_END)
     return "".join(out)

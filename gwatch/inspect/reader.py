@@ -7,6 +7,7 @@ not, so that a wheel of any size is looked through in bounded memory.
 from __future__ import annotations
 
 import os
+import stat
 from types import TracebackType
 from typing import IO
 
@@ -15,6 +16,27 @@ from gwatch.errors import CubinError
 IN_MEMORY = 32 << 20
 """Members up to this many bytes are kept in memory."""
 _COPY = 1 << 20
+ARCHIVE_BOMB = "archive-bomb"
+_LEAST, _RATIO = 1 << 30, 200
+
+
+class Budget:
+    """What may be unpacked from one artifact, nested archives included: 200 times its size, and a gibibyte at least.
+    Real packages unpack to ten times their size; more than this is an archive made to fill disks."""
+
+    def __init__(self, name: str, size: int) -> None:
+        self.name = name
+        self.limit = self.left = max(_LEAST, _RATIO * size)
+
+    def take(self, count: int) -> None:
+        """Count ``count`` bytes. Raises CubinError [archive-bomb] when they are too many."""
+        self.left -= count
+        if self.left < 0:
+            raise CubinError(
+                ARCHIVE_BOMB,
+                f"{self.name} unpacks to more than {self.limit} bytes, {_RATIO} times its size",
+                "unpack it yourself if it is what it should be",
+            )
 
 
 class Reader:
@@ -28,8 +50,10 @@ class Reader:
 
     @classmethod
     def of_file(cls, path: str | os.PathLike[str]) -> Reader:
-        """A file. Raises CubinError [artifact-unreadable]."""
+        """A regular file. Raises CubinError [artifact-unreadable]."""
         try:
+            if not stat.S_ISREG(os.stat(path).st_mode):  # reading a pipe or a device may never end
+                raise CubinError("artifact-unreadable", f"{os.fspath(path)} is not a regular file")
             return cls(open(path, "rb"), os.fspath(path))
         except OSError as error:
             raise CubinError(
@@ -37,14 +61,15 @@ class Reader:
             ) from None
 
     @classmethod
-    def spooled(cls, stream: IO[bytes], name: str) -> Reader:
-        """The rest of ``stream``, unpacked; not seekable streams become so."""
-        import shutil
+    def spooled(cls, stream: IO[bytes], name: str, budget: Budget) -> Reader:
+        """The rest of ``stream``, unpacked within ``budget``; not seekable streams become so."""
         import tempfile
 
         spool = tempfile.SpooledTemporaryFile(max_size=IN_MEMORY)  # noqa: SIM115 (the Reader closes it)
         try:
-            shutil.copyfileobj(stream, spool, _COPY)
+            while block := stream.read(_COPY):
+                budget.take(len(block))
+                spool.write(block)
         except BaseException:
             spool.close()
             raise

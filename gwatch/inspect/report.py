@@ -41,13 +41,14 @@ class KernelReport:
 
 @dataclass(slots=True)
 class ImageReport:
-    """One cubin. ``also_at``: other places that hold the same bytes. ``problem``: why it could not be read.
-    ``printed``: its listing was already written out and dropped."""
+    """One cubin. ``symbol``: what a library's own code calls it. ``also_at``: other places that hold the same bytes.
+    ``problem``: why it could not be read. ``printed``: its listing was already written out and dropped."""
 
     path: str
     kind: str
     sha256: str
     size: int
+    symbol: str = ""
     arch: str = ""
     abi: int | None = None
     toolkit: str = ""
@@ -110,6 +111,7 @@ def _image(image: ImageReport) -> dict[str, Any]:
     data: dict[str, Any] = {
         "path": image.path,
         "kind": image.kind,
+        "symbol": image.symbol,
         "also_at": list(image.also_at),
         "sha256": image.sha256,
         "bytes": image.size,

@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 IN_FLIGHT_BYTES = 256 << 20
 """Images handed to workers and not yet back, at most (always at least one)."""
 
+_STEM = 100
+"""Characters of a member's name that the name of its extracted file starts with."""
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -55,7 +58,8 @@ class Request:
 def examine(image: Image, request: Request, described: TritonKernels) -> ImageReport:
     """Everything asked for about one cubin. Damage and unknown architectures become its ``problem``; where only
     nvdisasm is missing to read the code, the rest of the facts is still there."""
-    report = ImageReport(image.path, image.kind, hashlib.sha256(image.data).hexdigest(), len(image.data))
+    digest = hashlib.sha256(image.data).hexdigest()
+    report = ImageReport(image.path, image.kind, digest, len(image.data), image.symbol)
     try:
         try:
             _examine(image, request, described, report)
@@ -92,7 +96,7 @@ def _add_kernels(
     for kernel in view.kernels:
         if not request.wants(kernel.name):
             continue
-        description = described.find(kernel.name, image.path)
+        description = described.find(kernel.name, image.path, image.symbol)
         threads = 32 * description.num_warps if description and description.num_warps else None
         shared = (description.shared or 0) if description else 0
         facts = kernel_facts(view, kernel, threads, shared, request.code)
@@ -205,13 +209,14 @@ def inspect(
         if extract is not None:
             report.extracted.append(_extract(extract, item, digest))
         if executor is None:
-            tasks[digest] = _Task(None, examine(item, asked, described.near(item.path)), len(item.data))
+            tasks[digest] = _Task(None, examine(item, asked, described.near(item.path, item.symbol)), len(item.data))
             tasks[digest].finish(finished)
             continue
         while waiting and (len(waiting) >= 2 * workers or in_flight + len(item.data) > IN_FLIGHT_BYTES):
             in_flight -= waiting[0].size
             waiting.popleft().finish(finished)
-        task = _Task(executor.submit(examine, item, asked, described.near(item.path)), None, len(item.data))
+        near = described.near(item.path, item.symbol)
+        task = _Task(executor.submit(examine, item, asked, near), None, len(item.data))
         tasks[digest] = task
         waiting.append(task)
         in_flight += task.size
@@ -241,7 +246,7 @@ def _items(paths: Iterable[str | os.PathLike[str]]) -> Iterator[tuple[Image | Sk
 
 def _extract(folder: Path, image: Image, digest: str) -> str:
     """Write one cubin; its name starts with the member's own and ends with the hash, so that no two clash."""
-    stem = re.sub(r"[^\w.-]+", "_", re.split(r"[!/]", image.path)[-1]).removesuffix(".cubin")
+    stem = re.sub(r"[^A-Za-z0-9_.-]+", "_", re.split(r"[!/\\\\]", image.path)[-1]).removesuffix(".cubin")[:_STEM]
     path = folder / f"{stem}-{digest[:12]}.cubin"
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gwatch.cuda.binary.elf import EHDR, EM_CUDA, NO_BYTES, SHDR
-from gwatch.cuda.binary.fatbin import MAGIC, FatbinEntry, iter_fatbin_entries
+from gwatch.cuda.binary.fatbin import MAGIC, MAX_IMAGE, FatbinEntry, container, iter_fatbin_entries
 from gwatch.errors import GWatchError
 from gwatch.inspect.reader import Reader
 
@@ -27,11 +27,13 @@ _MAX_SECTIONS = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A cubin: plain ``data``, the byte ``offset`` it was found at, and how it is kept there."""
+    """A cubin: plain ``data``, the byte ``offset`` it was found at, and how it is kept there. ``start``: where the
+    container begins, or the image itself."""
 
     offset: int
     kind: str  # "cubin" (plain ELF image) or "fatbin" (member of a fat binary)
     data: bytes
+    start: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +55,16 @@ def scan(reader: Reader) -> Iterator[Found | Passed]:
         offset, is_fatbin = hit
         position = offset + 4
         if is_fatbin:
-            end = _container_end(reader, offset)
-            if end is not None:
-                yield from _members(reader, offset, end)
-                position = end
+            inside = container(reader.read, offset, reader.size)
+            if inside is not None:
+                yield from _members(reader, offset, *inside)
+                position = inside[1]
         else:
             size = cubin_size(reader, offset)
-            if size is not None:
-                yield Found(offset, "cubin", reader.read(offset, size))
+            if size is not None and size > MAX_IMAGE:
+                yield Passed(offset, "cubin", f"its headers say {size} bytes, more than {MAX_IMAGE}")
+            elif size is not None:
+                yield Found(offset, "cubin", reader.read(offset, size), offset)
                 position = offset + size
 
 
@@ -77,19 +81,8 @@ def _next_magic(reader: Reader, start: int) -> tuple[int, bool] | None:
     return None
 
 
-def _container_end(reader: Reader, offset: int) -> int | None:
-    head = reader.read(offset, _CONTAINER.size)
-    if offset % 8 or len(head) < _CONTAINER.size:
-        return None
-    _, version, header_size, size = _CONTAINER.unpack(head)
-    end: int = offset + header_size + size
-    return end if version == 1 and header_size >= 16 and end <= reader.size else None
-
-
-def _members(reader: Reader, start: int, end: int) -> Iterator[Found | Passed]:
-    """Members of one container, read one at a time."""
-    header_size = _CONTAINER.unpack(reader.read(start, _CONTAINER.size))[2]
-    at = start + header_size
+def _members(reader: Reader, start: int, at: int, end: int) -> Iterator[Found | Passed]:
+    """Members of the container at ``start``, from ``at`` on, read one at a time."""
     while at < end:
         head = reader.read(at, _HEAD)
         size = (
@@ -102,16 +95,16 @@ def _members(reader: Reader, start: int, end: int) -> Iterator[Found | Passed]:
             return
         # One member at a time: the same bytes in a container of their own.
         chunk = _CONTAINER.pack(MAGIC, 1, 16, size) + reader.read(at, size)
-        yield from _member(chunk, at)
+        yield from _member(chunk, at, start)
         at += size
 
 
-def _member(chunk: bytes, at: int) -> Iterator[Found | Passed]:
+def _member(chunk: bytes, at: int, start: int) -> Iterator[Found | Passed]:
     entry: FatbinEntry | None = None
     try:
         entry = next(iter_fatbin_entries(chunk))
         if entry.kind == "elf":
-            yield Found(at, "fatbin", entry.image())
+            yield Found(at, "fatbin", entry.image(), start)
         else:
             yield Passed(at, f"{entry.kind} for sm_{entry.sm}", "no machine code")
     except GWatchError as error:

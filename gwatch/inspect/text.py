@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from gwatch.inspect.demangle import demangle, short
+from gwatch.inspect.demangle import demangle, printable, short
 from gwatch.inspect.report import ImageReport, KernelReport, Report
 
 if TYPE_CHECKING:
@@ -27,8 +27,8 @@ def render(report: Report) -> str:
     out += _skipped(report)
     out += [f"extracted {path}" for path in report.extracted]
     out.append(_summary(report))
-    out += violations(report)
-    return "\n".join(out) + "\n"
+    out += _violations(report)
+    return "".join(f"{printable(line)}\n" for line in out)
 
 
 def _summary(report: Report) -> str:
@@ -38,6 +38,9 @@ def _summary(report: Report) -> str:
     text = f"{len(report.images)} cubins, {launchable} kernels"
     if copies:
         text += f", {copies} copies of the same bytes folded"
+    unread = sum(1 for image in report.images if image.problem)
+    if unread:
+        text += f", {unread} of them not readable"
     if report.skipped:
         text += f", {len(report.skipped)} other members"
     return text
@@ -221,6 +224,10 @@ def _access(access: GlobalAccess, described: bool) -> str:
 
 def violations(report: Report) -> list[str]:
     """One paragraph a broken rule."""
+    return [printable(line) for line in _violations(report)]
+
+
+def _violations(report: Report) -> list[str]:
     out = []
     for path, violation in report.violations:
         kernel = f" in kernel {demangle(violation.kernel)}" if violation.kernel else ""
@@ -241,18 +248,22 @@ def _source(violation: Violation) -> str:
 
 
 def github(report: Report) -> str:
-    """Broken rules as GitHub workflow commands, one a line."""
-    out = []
+    """Broken rules as GitHub workflow commands, one a line; warnings for cubins that no rule could look at."""
+    out = [
+        printable(f"::warning file={_property(image.path)},title=not checked::{_escaped(image.problem)}")
+        for image in report.images
+        if image.problem
+    ]
     for path, violation in report.violations:
-        place = path
+        place = _property(path)
         if violation.line is not None:
-            place = f"{violation.line[0]},line={violation.line[1]}"
+            place = f"{_property(violation.line[0])},line={violation.line[1]}"
         detail = f" at {violation.pc:#x}: {violation.instruction}" if violation.pc >= 0 else ""
         cause = f" ({violation.cause})" if violation.cause else ""
         kernel = f"{demangle(violation.kernel)}: " if violation.kernel else ""
         message = _escaped(f"{kernel}{violation.message}{detail}{cause}")
-        file = f"file={_property(place) if violation.line is None else place}," if place else ""
-        out.append(f"::error {file}title={_property(violation.rule)}::{message}")
+        file = f"file={place}," if place else ""
+        out.append(printable(f"::error {file}title={_property(violation.rule)}::{message}"))
     return "".join(f"{line}\n" for line in out)
 
 

@@ -18,15 +18,20 @@ from typing import Any
 
 from gwatch.inspect.artifacts import Text
 
-_EMBEDDED = re.compile(r"async_compile\.triton\(\s*'([^']+)'\s*,\s*'''(.*?)'''", re.S)
-_LOAD = re.compile(
-    r'(?:kernels_?\.)?(\w+)\s*=\s*loadKernel\(\s*("[^"]*"|[^,]+?)\s*,\s*"([^"]+)"\s*,\s*([0-9]+)'
-)
+# None of these may take more than linear time on any text: a package can come from anywhere.
+_EMBEDDED = re.compile(r"async_compile\.triton\(\s*'([^'\n]{1,500})'\s*,\s*'''")
+_QUOTES = "'''"
+_LOAD = "loadKernel("
+_LOADED_INTO = re.compile(r"(\w+)\s*=\s*$")
+_LOADED = re.compile(r'\s{0,9}("[^"\n]*"|\w+)\s{0,9},\s{0,9}"([^"\n]+)"\s{0,9},\s{0,9}([0-9]{1,9})')
+_BEFORE_LOAD = 600
+_SYMBOL = re.compile(r"__(\w+)_start")
 _LAUNCH = re.compile(
-    r"launchKernel\(\s*(?:kernels_?\.)?(\w+)\s*,\s*[^,]+,[^,]+,[^,]+,\s*([0-9]+)\s*,\s*([0-9]+)\s*,"
+    r"launchKernel\(\s{0,9}(?:kernels_?\.)?(\w+)\s{0,9},[^,]{1,500},[^,]{1,500},[^,]{1,500},"
+    r"\s{0,9}([0-9]{1,9})\s{0,9},\s{0,9}([0-9]{1,9})\s{0,9},"
 )
-_PARAMETER = re.compile(r"%(\w+):\s*([^,{)]+?)\s*(?:\{([^}]*)\})?\s*loc\(")
-_FUNCTION = re.compile(r"tt\.func public @([\w$.]+)\((.*?)\)\s*attributes", re.S)
+_FUNCTION = re.compile(r"tt\.func public @([\w$.]+)\(")
+_FUNCTION_END = re.compile(r"\)\s*attributes")
 _DIVISIBILITY = re.compile(r"tt\.divisibility\s*=\s*([0-9]+)")
 _BYTES = {"1": 1, "8": 1, "16": 2, "32": 4, "64": 8}
 _TTIR_TYPES = {"f32": "fp32", "f16": "fp16", "bf16": "bf16", "f64": "fp64"}
@@ -56,7 +61,7 @@ class Argument:
 class TritonKernel:
     """One kernel. ``arguments`` are those passed at launch, in order (constants left out). ``source`` is the
     module's text, line 1 first; ``lines`` the range of the kernel's own function in it. ``cubin`` is the file name
-    that the wrapper loads, "" where it isn't stated."""
+    that the wrapper loads, ``symbol`` the name of the image that the library embeds; "" where it isn't stated."""
 
     name: str
     arguments: tuple[Argument, ...]
@@ -66,6 +71,7 @@ class TritonKernel:
     num_warps: int | None = None
     shared: int | None = None
     cubin: str = ""
+    symbol: str = ""
     found_in: str = ""
 
     def line(self, number: int) -> str:
@@ -93,18 +99,21 @@ class TritonKernels:
         elif "async_compile.triton" in text.text:
             self.kernels += _wrapper(text)
 
-    def near(self, path: str) -> TritonKernels:
+    def near(self, path: str, symbol: str = "") -> TritonKernels:
         """Only what may describe the cubin at ``path`` (a small object to send to a worker)."""
         folder, file = _folder(path), _file(path)
-        kernels = [k for k in self.kernels if k.cubin in ("", file) or not path.endswith(".cubin")]
+        kernels = [
+            k for k in self.kernels
+            if (k.cubin in ("", file) or not path.endswith(".cubin")) and (k.symbol in ("", symbol) or not symbol)
+        ]  # fmt: skip
         return TritonKernels(kernels, {key: data for key, data in self.metadata.items() if key[0] == folder})
 
-    def find(self, name: str, path: str) -> TritonKernel | None:
-        """The description of kernel ``name`` in the cubin at ``path``: by the cubin file that a wrapper loads, then
-        by folder, then by name if only one has it."""
+    def find(self, name: str, path: str, symbol: str = "") -> TritonKernel | None:
+        """The description of kernel ``name`` in the cubin at ``path``: by the cubin file that a wrapper loads or the
+        ``symbol`` it is embedded under, then by folder, then by name if only one has it."""
         named = [k for k in self.kernels if k.name == name]
         file, folder = _file(path), _folder(path)
-        stated = [k for k in named if k.cubin and k.cubin == file]
+        stated = [k for k in named if (k.cubin and k.cubin == file) or (symbol and k.symbol == symbol)]
         beside = [k for k in named if not k.cubin and _folder(k.found_in) == folder]
         stem = [k for k in beside if _file(k.found_in).rsplit(".", 1)[0] == file.rsplit(".", 1)[0]]
         beside = stem or beside
@@ -146,40 +155,78 @@ def _metadata(text: Text) -> dict[str, Any] | None:
 
 def _wrapper(text: Text) -> Iterator[TritonKernel]:
     """Kernels of a wrapper: one embedded module each; loads and launches belong to the module in front of them."""
-    matches = list(_EMBEDDED.finditer(text.text))
-    for position, match in enumerate(matches):
+    modules = list(_modules(text.text))
+    for position, (name, source, end) in enumerate(modules):
         # The generated file starts right behind the opening quotes; in a wrapper it is indented as a comment.
-        kernel = _module(match[1], textwrap.dedent(match[2]))
+        kernel = _module(name, textwrap.dedent(source))
         if kernel is None:
             continue
-        end = matches[position + 1].start() if position + 1 < len(matches) else len(text.text)
-        after = text.text[match.end() : end]
-        load, launch = _LOAD.search(after), _LAUNCH.search(after)
+        following = modules[position + 1][2] if position + 1 < len(modules) else len(text.text)
+        after = text.text[end:following]
+        load, launch = _load(after), _LAUNCH.search(after)
         kernel = replace(kernel, found_in=text.path)
-        if load is not None and load[3] == kernel.name:
-            file = load[2].strip('"') if load[2].startswith('"') else ""
-            kernel = replace(kernel, cubin=PurePosixPath(file).name, shared=int(load[4]))
-        if launch is not None and (load is None or launch[1] == load[1]):
+        if load is not None and load.kernel == kernel.name:
+            kernel = replace(kernel, cubin=load.file, symbol=load.symbol, shared=load.shared)
+        if launch is not None and (load is None or launch[1] == load.variable):
             kernel = replace(kernel, num_warps=int(launch[2]), shared=int(launch[3]))
         yield kernel
+
+
+def _modules(text: str) -> Iterator[tuple[str, str, int]]:
+    """(name, source, where it ends) of every embedded Triton module."""
+    at = 0
+    while (match := _EMBEDDED.search(text, at)) is not None:
+        end = text.find(_QUOTES, match.end())
+        if end < 0:
+            return
+        yield match[1], text[match.end() : end], end
+        at = end + len(_QUOTES)
+
+
+@dataclass(frozen=True, slots=True)
+class _Load:
+    """A call of ``loadKernel``: ``variable`` is what it is kept in; ``file`` or ``symbol`` says where its image is."""
+
+    variable: str
+    file: str
+    symbol: str
+    kernel: str
+    shared: int
+
+
+def _load(text: str) -> _Load | None:
+    """The first load of a kernel."""
+    at = text.find(_LOAD)
+    if at < 0:
+        return None
+    variable = _LOADED_INTO.search(text[max(0, at - _BEFORE_LOAD) : at])
+    match = _LOADED.match(text, at + len(_LOAD))
+    if variable is None or match is None:
+        return None
+    source = match[1]
+    symbol = _SYMBOL.fullmatch(source)
+    file = PurePosixPath(source.strip('"')).name if source.startswith('"') else ""
+    return _Load(variable[1], file, symbol[1] if symbol else "", match[2], int(match[3]))
 
 
 def _module(name: str, source: str) -> TritonKernel | None:
     try:
         tree = ast.parse(source)
-    except SyntaxError:
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # the last two: nested beyond reason
         return None
     for node in tree.body:
         if isinstance(node, ast.FunctionDef) and node.name == name:
             meta = next((m for m in map(_triton_meta, node.decorator_list) if m), None)
             if meta is None:
                 return None
-            signature = meta.get("signature") or {}
-            constants = {str(k): str(v) for k, v in (meta.get("constants") or {}).items()}
-            aligned = _aligned(meta.get("configs"), list(signature))
+            signature, stated = meta.get("signature"), meta.get("constants") or {}
+            if not isinstance(signature, dict) or not isinstance(stated, dict):
+                return None
+            constants = {str(k): str(v) for k, v in stated.items()}
+            aligned = _aligned(meta.get("configs"), [str(argument) for argument in signature])
             arguments = tuple(
                 Argument(argument, str(kind), aligned.get(argument))
-                for argument, kind in signature.items()
+                for argument, kind in ((str(name), kind) for name, kind in signature.items())
                 if kind != "constexpr" and argument not in constants
             )
             lines = (node.lineno, node.end_lineno or node.lineno)
@@ -215,7 +262,7 @@ def _literal(node: ast.expr) -> Any:
         return {word.arg: _literal(word.value) for word in node.keywords if word.arg}
     try:
         return ast.literal_eval(node)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError, MemoryError):
         return None
 
 
@@ -232,28 +279,36 @@ def _aligned(configs: Any, names: list[str]) -> dict[str, int]:
         if isinstance(properties, dict):
             listed = properties.get("tt.divisibility")
         for position in listed if isinstance(listed, tuple | list) else ():
-            if isinstance(position, int) and position < len(names):
+            if isinstance(position, int) and 0 <= position < len(names):
                 out[names[position]] = 16
         for position, attributes in config.items():
             index = position[0] if isinstance(position, tuple) and position else position
-            if not isinstance(index, int) or index >= len(names) or not isinstance(attributes, list):
+            if not isinstance(index, int) or not 0 <= index < len(names) or not isinstance(attributes, list):
                 continue
             for attribute in attributes:
                 if (
                     isinstance(attribute, list)
                     and attribute[:1] == ["tt.divisibility"]
                     and len(attribute) == 2
+                    and isinstance(attribute[1], int)
                 ):
-                    out[names[index]] = int(attribute[1])
+                    out[names[index]] = attribute[1]
     return out
 
 
 def _ttir(text: Text) -> Iterator[TritonKernel]:
     match = _FUNCTION.search(text.text)
-    if match is None:
+    end = _FUNCTION_END.search(text.text, match.end()) if match is not None else None
+    if match is None or end is None:
         return
     arguments = []
-    for name, kind, attributes in _PARAMETER.findall(match[2]):
+    for piece in text.text[match.end() : end.start()].split("%"):
+        # name: type {attributes} loc(place), the attributes only where there are some
+        name, _, rest = piece.partition(":")
+        kind, place, _ = rest.partition("loc(")
+        if not (name and place):
+            continue
+        kind, _, attributes = kind.partition("{")
         divisibility = _DIVISIBILITY.search(attributes)
         pointer = re.search(r"!tt\.ptr<(\w+)", kind)
         plain = pointer[1] if pointer else kind.strip()

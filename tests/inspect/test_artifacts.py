@@ -60,6 +60,22 @@ def test_members_of_a_fat_binary_are_unpacked(tmp_path: Path, packing: str) -> N
     assert found.path == f"{path}@0x10"
 
 
+@pytest.mark.parametrize("packing", ["", "lz4", "zstd"])
+@pytest.mark.parametrize("shift", [0, 1, 4, 7])
+def test_a_fat_binary_is_found_at_any_offset(tmp_path: Path, packing: str, shift: int) -> None:
+    path = tmp_path / "x.so"
+    path.write_bytes(host_elf(bytes(shift) + fatbin([(90, COPY_CUBIN, packing), (80, COPY_CUBIN, packing)])))
+    assert [(image.kind, image.data) for image in images(path)] == [("fatbin", COPY_CUBIN)] * 2
+
+
+def test_embedded_kernels_have_the_names_that_the_library_uses() -> None:
+    found = images(FIXTURES / "embedded.so")
+    names = [("embedded", "copy_kernel_0"), ("fatbin", "copy_kernel_1")]
+    assert [(image.kind, image.symbol) for image in found] == names
+    assert found[0].data == COPY_CUBIN
+    assert found[1].data == (FIXTURES / "triton" / "in_unaligned.cubin").read_bytes()
+
+
 def test_a_library_agrees_with_cuobjdump(tmp_path: Path) -> None:
     library = FIXTURES / "libtwo.so"
     listed = [line.split(": ")[1] for line in cuobjdump("-lelf", library).splitlines()]

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import io
+import os
+import struct
 import tempfile
+import tracemalloc
+import zipfile
 from pathlib import Path
 
+import pytest
+import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from inspect_support import COPY_CUBIN, FIXTURES, TRITON, WRAPPER
+from inspect_support import COPY_CUBIN, FIXTURES, TRITON, WRAPPER, fatbin, host_elf
 
-from gwatch.inspect.artifacts import Image, Text
+from gwatch.cli.main import main
+from gwatch.errors import CubinError
+from gwatch.inspect.artifacts import Image, Skipped, Text, open_artifact
+from gwatch.inspect.demangle import printable
 from gwatch.inspect.listing import Style
 from gwatch.inspect.rules import fail_on, parse_forbid, parse_require
 from gwatch.inspect.run import Request, examine, inspect
@@ -64,3 +74,190 @@ def test_damaged_texts_describe_something_or_nothing(changes: list[tuple[int, in
         kernels.add(Text(name, damaged(text.encode(), changes).decode("utf-8", "replace")))
     found = kernels.find("copy_kernel", "x/k.cubin")
     assert found is None or found.name == "copy_kernel"
+
+
+def zipped(members: dict[str, bytes]) -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in members.items():
+            archive.writestr(name, data)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_an_archive_made_to_fill_disks_is_refused(
+    tmp_path: Path, nested: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("gwatch.inspect.reader._LEAST", 1 << 20)
+    inner = zipped({f"{n}.bin": bytes(3 << 20) for n in range(4)})
+    path = tmp_path / "x.whl"
+    path.write_bytes(zipped({f"{n}.zip": inner for n in range(8)}) if nested else inner)
+    with pytest.raises(CubinError, match=r"\[archive-bomb\]"):
+        list(open_artifact(path))
+    assert main(["inspect", str(path), "--require", "LDG >= 0"]) == 2
+    assert "[archive-bomb]" in capsys.readouterr().err
+    # In a folder it is named, and the rest is read.
+    (tmp_path / "k.cubin").write_bytes(COPY_CUBIN)
+    found = list(open_artifact(tmp_path))
+    assert [item.path for item in found if isinstance(item, Image)] == [str(tmp_path / "k.cubin")]
+    assert any(isinstance(item, Skipped) and "[archive-bomb]" in item.reason for item in found)
+
+
+def claiming(packing: str, stated: int) -> bytes:
+    """A fat binary whose one member states this size unpacked."""
+    data = bytearray(fatbin([(90, COPY_CUBIN, packing)]))
+    struct.pack_into("<Q", data, 16 + 56, stated)
+    return bytes(data)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        claiming("lz4", 1 << 30),
+        claiming("lz4", 1 << 28),
+        claiming("zstd", 1 << 28),
+        claiming("zstd", len(COPY_CUBIN) - 1),
+        fatbin([(90, COPY_CUBIN, "zstd")]).replace(
+            zstandard.ZstdCompressor().compress(COPY_CUBIN)[:5],
+            # A frame header with eight bytes of content size: 2 to the 40.
+            struct.pack("<IB", 0xFD2FB528, 0xE0),
+        ),
+    ],
+)
+def test_members_that_claim_to_be_large_set_no_memory_aside(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "x.fatbin"
+    path.write_bytes(data)
+    tracemalloc.start()
+    (found,) = open_artifact(path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert isinstance(found, Skipped)
+    assert "[fatbin-corrupt]" in found.reason
+    assert peak < 16 << 20
+
+
+def test_a_truncated_container_is_named_and_what_is_whole_is_read(tmp_path: Path) -> None:
+    data = fatbin([(90, COPY_CUBIN, "lz4"), (80, COPY_CUBIN, "zstd")])
+    path = tmp_path / "x.fatbin"
+    for cut in range(0, len(data), 97):
+        path.write_bytes(data[:cut])
+        assert all(isinstance(item, Skipped) for item in open_artifact(path)), cut
+    # The container's own size says more than the file has: nothing of it is trusted, and that is said.
+    (item,) = open_artifact(path)
+    assert isinstance(item, Skipped)
+    # Followed by other data, the container looks whole, but its second member is not.
+    path.write_bytes(host_elf(data[:-40]))
+    assert [type(item) for item in open_artifact(path)] == [Image, Skipped]
+
+
+def test_names_of_members_lead_nowhere(tmp_path: Path) -> None:
+    names = ["../../up.cubin", "/abs/x.cubin", "C:\\\\win.cubin", "ü" * 300 + ".cubin", "a" * 400, "..", ".", "\x1b[2J"]
+    images = [COPY_CUBIN + bytes(number) for number in range(len(names))]
+    path = tmp_path / "x.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, image in zip(names, images, strict=True):
+            archive.writestr(name, image)
+    target = tmp_path / "out" / "deep"
+    report = inspect([path], extract=target)
+    assert len(report.extracted) == len(names)
+    assert sorted(tmp_path.rglob("*")) == sorted([path, target.parent, target, *target.iterdir()])
+    assert {entry.read_bytes() for entry in target.iterdir()} == set(images)
+    assert all(entry.name.isascii() and entry.name.isprintable() for entry in target.iterdir())
+
+
+def test_an_existing_link_is_replaced_and_not_written_through(tmp_path: Path) -> None:
+    (tmp_path / "k.cubin").write_bytes(COPY_CUBIN)
+    target = tmp_path / "out"
+    (written,) = inspect([tmp_path / "k.cubin"], extract=target).extracted
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    Path(written).unlink()
+    Path(written).symlink_to(victim)
+    assert inspect([tmp_path / "k.cubin"], extract=target).extracted == [written]
+    assert victim.read_text() == "mine"
+    assert Path(written).read_bytes() == COPY_CUBIN
+
+
+def test_pipes_and_links_are_named_and_not_followed_for_ever(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    os.mkfifo(folder / "pipe.cubin")
+    (folder / "loop").symlink_to(folder)
+    (folder / "ring.so").symlink_to(folder / "ring.so")
+    (folder / "zero.so").symlink_to("/dev/zero")
+    (folder / "real.cubin").write_bytes(COPY_CUBIN)
+    (folder / "link.cubin").symlink_to(folder / "real.cubin")
+    report = inspect([folder])
+    assert [(image.path, image.also_at) for image in report.images] == [
+        (str(folder / "link.cubin"), [str(folder / "real.cubin")])
+    ]
+    assert {(Path(item.path).name, item.reason.rsplit("/", 1)[-1]) for item in report.skipped} == {
+        ("pipe.cubin", "pipe.cubin is not a regular file"),
+        ("zero.so", "zero.so is not a regular file"),
+        ("ring.so", "symbolic link that leads nowhere"),
+        ("loop", "symbolic link to a folder, not followed"),
+    }
+    with pytest.raises(CubinError, match=r"\[artifact-unreadable\]"):
+        inspect([folder / "pipe.cubin"])
+
+
+def test_names_cannot_speak_to_the_terminal_or_the_ci_log(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = b"co\x1b[2J\n::e:"
+    path = tmp_path / "k.cubin"
+    path.write_bytes(COPY_CUBIN.replace(b"copy_kernel", name))
+    outputs = []
+    for more in ([], ["--vectorization"], ["--forbid", "LDG"], ["--forbid", "LDG", "--format", "github"]):
+        main(["inspect", str(path), *more])
+        outputs.append(capsys.readouterr().out)
+    main(["diff", str(path), str(FIXTURES / "vector_copy.cubin")])
+    outputs.append(capsys.readouterr().out)
+    main(["inspect", str(path), "--sass"])
+    outputs.append(capsys.readouterr().out)
+    for out in outputs:
+        assert "\x1b" not in out
+        assert not any(line.startswith("::e:") for line in out.splitlines())
+        assert "co\\x1b[2J\\x0a::e:" in out or "co\\x1b[2J%0A::e:" in out
+    assert printable("a\u202eb\tc\x85") == "a\\u202eb c\\x85"
+
+
+def test_file_names_that_are_no_text(tmp_path: Path) -> None:
+    path = tmp_path / os.fsdecode(b"k\xff.cubin")
+    path.write_bytes(COPY_CUBIN)
+    assert main(["inspect", str(path), "-o", str(tmp_path / "out")]) == 0
+    assert main(["inspect", str(tmp_path), "--json", "-o", str(tmp_path / "json")]) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("w.cpp", "async_compile.triton('a', '''" * 100_000),
+        ("w.cpp", "async_compile.triton('k', '''x'''" + "a" * 1_000_000 + " = loadKernel(" + " " * 1_000_000),
+        ("w.cpp", "async_compile.triton('k', '''x''' launchKernel(" + " " * 1_000_000),
+        ("w.cpp", "async_compile.triton('k', '''" + "(" * 100_000 + "'''"),
+        ("w.cpp", "async_compile.triton('k', '''def k(): pass\0'''"),
+        ("w.py", "async_compile.triton('k', '''@f(triton_meta=" + "-" * 20_000 + "1)\ndef k(): pass''')"),
+        ("k.ttir", "tt.func public @k(" * 100_000),
+        ("k.ttir", "tt.func public @k(" + "%a:" * 300_000 + " " * 1_000_000 + ") attributes"),
+        ("k.json", "[" * 1_000_000),
+    ],
+)
+def test_texts_made_to_be_slow_are_not(name: str, text: str) -> None:
+    kernels = TritonKernels()
+    kernels.add(Text(name, text))
+    assert [kernel.num_warps for kernel in kernels.kernels] in ([], [None])
+
+
+@pytest.mark.parametrize(
+    "meta",
+    [
+        "7", "{}", "{'signature': 3}", "{'signature': {'x': '*fp32'}, 'constants': [1]}",
+        "{'signature': {7: 8}, 'configs': [{(0,): [['tt.divisibility', 'x']]}]}",
+        "{'signature': {'x': 0}, 'configs': [{(-9,): [['tt.divisibility', 16]], 'divisible_by_16': (-9, 'y')}]}",
+    ],
+)  # fmt: skip
+def test_metadata_of_other_shapes_promises_nothing(meta: str) -> None:
+    kernels = TritonKernels()
+    kernels.add(Text("w.py", f"async_compile.triton('k', '''@f(triton_meta={meta})\ndef k(): pass''')"))
+    assert all(a.divisibility is None for kernel in kernels.kernels for a in kernel.arguments)

@@ -132,6 +132,20 @@ def test_a_package_whose_cubin_sits_in_the_library(tmp_path: Path) -> None:
     assert [a.argument for a in found.accesses] == ["i", "i", "o", "o"]
 
 
+def test_two_embedded_kernels_of_one_name_are_told_apart_by_their_symbol(tmp_path: Path) -> None:
+    file = f'"/src/ind/cn5i7og2e662s5pizzgkuri3hruuvsg5njgg3shenw22q2nnofix/{COPY_NAME}"'
+    first = WRAPPER.replace(file, "__copy_kernel_0_start").replace(", 0, cubin_dir_", ", 0")
+    second = first.replace("copy_kernel_0", "copy_kernel_1").replace("(0,): [['tt.divisibility', 16]], ", "")
+    assert WRAPPER != first != second
+    library = (FIXTURES / "embedded.so").read_bytes()
+    path = make_pt2(tmp_path / "model.pt2", first + second, {"model.wrapper.so": library})
+    images = inspect([path], LOOK).images
+    found = [image.kernels[0].vectorization for image in images]
+    assert [image.symbol for image in images] == ["copy_kernel_0", "copy_kernel_1"]
+    assert [causes(v.accesses, "load") for v in found if v] == [set(), {("divisibility", "i")}]
+    assert all(v is not None and v.described and v.num_warps == 4 for v in found)
+
+
 def test_two_kernels_of_one_name_are_told_apart_by_their_cubin() -> None:
     other = WRAPPER.replace(COPY_NAME, "other.cubin").replace("'B': 1024", "'B': 64")
     kernels = TritonKernels()

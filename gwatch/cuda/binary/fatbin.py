@@ -10,7 +10,7 @@ u64 of flags at
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from gwatch.errors import CubinError, ToolError
@@ -19,7 +19,11 @@ MAGIC = 0xBA55ED50
 _MAGIC_BYTES = struct.pack("<I", MAGIC)
 _KIND_PTX, _KIND_ELF = 1, 2
 _FLAG_LZ4, _FLAG_ZSTD = 0x2000, 0x8000
-_MAX_IMAGE = 1 << 31
+MAX_IMAGE = 1 << 29
+"""Bytes of a cubin, at most: more is taken for damage (the largest seen have some 100 MB)."""
+_LZ4_RATIO = 255
+"""What a byte of LZ4 can stand for, at most."""
+_CONTAINER = struct.Struct("<IHHQ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +87,9 @@ def _decompress_zstd(data: bytes, size: int, offset: int) -> bytes:
             "pip install 'gwatch-sass[fatbin]'",
         ) from error
     try:
+        # The frame's own claim, not max_output_size, decides how much memory is set aside.
+        if zstandard.frame_content_size(data) not in (-1, size):
+            raise zstandard.ZstdError("size of the frame")
         plain: bytes = zstandard.ZstdDecompressor().decompress(data, max_output_size=size)
     except zstandard.ZstdError as error:
         raise CubinError(
@@ -100,33 +107,59 @@ def _entry(data: bytes, position: int, end: int) -> tuple[FatbinEntry, int]:
     (flags,) = struct.unpack_from("<Q", data, position + 40)
     (plain_size,) = struct.unpack_from("<Q", data, position + 56)
     begin = position + header_size
-    if header_size < 64 or begin + stored > end or compressed > stored or plain_size > _MAX_IMAGE:
+    if header_size < 64 or begin + stored > end or compressed > stored:
         raise CubinError("fatbin-corrupt", f"the entry at offset {position:#x} points outside its container")
     packed = bool(flags & (_FLAG_LZ4 | _FLAG_ZSTD))
+    # Checked before a decompressor sets that much memory aside.
+    if packed and (plain_size > MAX_IMAGE or (flags & _FLAG_LZ4 and plain_size > _LZ4_RATIO * compressed + 16)):
+        raise CubinError(
+            "fatbin-corrupt",
+            f"the entry at offset {position:#x} claims to unpack to {plain_size} bytes from {compressed}",
+        )
     payload = data[begin : begin + (compressed if packed else stored)]
     name = {_KIND_PTX: "ptx", _KIND_ELF: "elf"}.get(kind, f"kind-{kind}")
     entry = FatbinEntry(name, sm, flags, position, plain_size if packed else len(payload), payload)
     return entry, begin + stored
 
 
+def container(read: Callable[[int, int], bytes], offset: int, limit: int) -> tuple[int, int] | None:
+    """``(first entry, end)`` of the container at ``offset``; None when the magic there is other data's.
+
+    ``read(offset, count)`` gives bytes of the file of ``limit`` bytes. Off the 8-byte boundaries, where compilers put
+    containers, only a container whose entries lie gaplessly in it counts (libraries that embed one as plain data).
+    """
+    head = read(offset, _CONTAINER.size)
+    if len(head) < _CONTAINER.size:
+        return None
+    magic, version, header_size, size = _CONTAINER.unpack(head)
+    first = offset + header_size
+    end: int = first + size
+    if magic != MAGIC or version != 1 or header_size < _CONTAINER.size or end > limit:
+        return None
+    if offset % 8:
+        at = first
+        while at < end:
+            entry = read(at, 16)
+            length = sum(struct.unpack_from("<IQ", entry, 4)) if len(entry) == 16 else 0
+            if length < 64 or at + length > end:
+                return None
+            at += length
+    return first, end
+
+
 def iter_fatbin_entries(data: bytes) -> Iterator[FatbinEntry]:
     """Every member of every fat binary container found in ``data`` (a library, an executable or a bare fatbin).
 
-    Containers are searched by their magic on 8-byte boundaries, in file order; a magic that is followed by an
-    impossible header is skipped, since the number may occur in other data. Raises CubinError
+    Containers are searched by their magic, in file order (see :func:`container`). Raises CubinError
     ``[fatbin-truncated]`` or ``[fatbin-corrupt]`` when a plausible container is damaged.
     """
     position = 0
     while (position := data.find(_MAGIC_BYTES, position)) >= 0:
-        if position % 8 or position + 16 > len(data):
+        found = container(lambda at, count: data[at : at + count], position, len(data))
+        if found is None:
             position += 1
             continue
-        version, header_size, size = struct.unpack_from("<HHQ", data, position + 4)
-        end = position + header_size + size
-        if version != 1 or header_size < 16 or end > len(data):
-            position += 4
-            continue
-        cursor = position + header_size
+        cursor, end = found
         while cursor < end:
             entry, cursor = _entry(data, cursor, end)
             yield entry
