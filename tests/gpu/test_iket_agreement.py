@@ -65,4 +65,5 @@ def test_spans_agree_within_a_step_and_the_cost(gpu: Driver, tmp_path: Path, rec
     ours, cost_ns = spans(run), COST_CYCLES / 1.98
     difference = np.abs(ours - theirs[-1])
     record_property("ns by IKET, gwatch", [theirs[-1].tolist(), ours.tolist()])
+    sys.stdout.write(f"ns a turn by IKET {theirs[-1].tolist()}, by gwatch {ours.tolist()}\n")
     assert (difference <= STEP_NS + cost_ns).all(), (theirs[-1], ours)

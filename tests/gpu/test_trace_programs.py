@@ -135,6 +135,7 @@ def test_a_profiler_beside_the_trace_is_named(program: Any, record_property: Any
     assert "[profiler-active]" in traced.err and len(traced.runs()[0].trace) == 2 * 512
     counts = [line.split()[1] for ran in (plain, traced) for line in ran.out.splitlines() if line.startswith("seen")]
     record_property("seen by torch.profiler alone, beside gwatch", counts)
+    sys.stdout.write(f"kernels seen by torch.profiler: {counts[0]} alone, {counts[1]} beside gwatch\n")
 
 
 @pytest.mark.parametrize("end", ["exit", "TERM", "HUP"])
@@ -237,6 +238,7 @@ def test_a_soak_of_threads_modules_graphs_and_errors(program: Any, record_proper
     done, memory = re.search(r"did (.*)", traced.out), re.search(r"memory MiB (\d+) (\d+) (\d+) (\d+)", traced.out)
     assert done is not None and memory is not None
     record_property("soak", f"{seconds:g} s: {done[1]}, memory {memory[0]}")
+    sys.stdout.write(f"soak of {seconds:g} s: {done[1]}, {memory[0]} (host early, late, device early, late)\n")
     host_early, host_late, device_early, device_late = map(int, memory.groups())
     assert host_late - host_early < 100 and device_late - device_early < 100, memory[0]
     assert all(count > 0 for count in map(int, re.findall(r"\d+", done[1]))), done[1]
