@@ -31,12 +31,12 @@ def compiled(folder: Path, *options: str) -> Path:
 class Loaded:
     """A fat binary loaded while hooks are on, launched by its handle."""
 
-    def __init__(self, gpu: Driver, image: bytes) -> None:
+    def __init__(self, gpu: Driver, image: bytes, kernel: str = "counted") -> None:
         self.gpu = gpu
         self.buffer = ctypes.create_string_buffer(image, len(image) + 1)
         self.module = int(gpu.call("cuModuleLoadData", ctypes.addressof(self.buffer)))
         cuda = gpu._cuda
-        self.function = int(gpu.call("cuModuleGetFunction", cuda.CUmodule(self.module), b"counted"))
+        self.function = int(gpu.call("cuModuleGetFunction", cuda.CUmodule(self.module), kernel.encode()))
         self.x, self.out = (gpu.allocate(4 * GRID * BLOCK) for _ in range(2))
         gpu.write(self.x, np.arange(GRID * BLOCK, dtype=np.int32).tobytes())
 
@@ -121,7 +121,11 @@ def test_refusals_leave_everything_as_it_was(loaded: Loaded) -> None:
 
 
 def test_a_module_loaded_before_the_hooks_is_told_how_to_be_seen(gpu: Driver, tmp_path: Path) -> None:
-    path = compiled(tmp_path, "-cubin", "-arch=sm_90a")
-    early = Loaded(gpu, path.read_bytes())
+    source, target = tmp_path / "early.cu", tmp_path / "early.cubin"
+    source.write_text(
+        'extern "C" __global__ void loaded_early(int *out, int *in, int n) { out[threadIdx.x] = n; }'
+    )
+    subprocess.run(["nvcc", "-cubin", "-arch=sm_90a", "-o", target, source], check=True)
+    early = Loaded(gpu, target.read_bytes(), "loaded_early")
     with pytest.raises(TraceError, match=r"\[image-not-found\].*init_cupti_hooks"):
-        do_trace(early.launch, "^counted$", instrumentation_tier="sass")
+        do_trace(early.launch, "^loaded_early$", instrumentation_tier="sass")
