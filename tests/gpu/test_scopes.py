@@ -47,19 +47,18 @@ class Loaded:
         self.gpu.synchronize()
 
 
+@pytest.fixture(scope="module")
+def fat_binary(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """Machine code and PTX of scopes.cu."""
+    code = [f"-gencode=arch=compute_90a,code={form}" for form in ("sm_90a", "compute_90a")]
+    return compiled(tmp_path_factory.mktemp("scopes"), "-fatbin", *code).read_bytes()
+
+
 @pytest.fixture
-def loaded(gpu: Driver, tmp_path: Path) -> Any:
-    path = compiled(
-        tmp_path,
-        "-fatbin",
-        "-gencode",
-        "arch=compute_90a,code=sm_90a",
-        "-gencode",
-        "arch=compute_90a,code=compute_90a",
-    )
+def loaded(gpu: Driver, fat_binary: bytes) -> Any:
     hooks.acquire()
     try:
-        yield Loaded(gpu, path.read_bytes())
+        yield Loaded(gpu, fat_binary)
     finally:
         hooks.release()
 
