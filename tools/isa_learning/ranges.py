@@ -142,6 +142,18 @@ def _columns(table: str, names: list[tuple[int, str]], edges: list[int]) -> list
     return columns
 
 
+def column_places(header: Sequence[str]) -> dict[int, tuple[str, int]]:
+    """Text column -> (file, register), from the rows that head a table of life ranges."""
+    names: list[tuple[int, str]] = []
+    edges: list[int] = []
+    for table in header:
+        if "GPR" in table or "PRED" in table:
+            names = [(m.start(), m[0]) for m in re.finditer(r"[A-Z]+", table)]
+            edges = [m.start() for m in re.finditer(r"\|", table)]
+    columns = _columns(header[-1], names, edges)
+    return {at: (file, register) for file, register, start, end in columns for at in range(start, end)}
+
+
 def _marks(table: str, columns: list[tuple[str, int, int, int]]) -> Marks:
     marks = {}
     for name, register, start, end in columns:
