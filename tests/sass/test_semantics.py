@@ -1,4 +1,4 @@
-"""Reads, writes, register lives and control flow against nvdisasm's; ``tools/isa_semantics.py`` says what may differ."""
+"""Reads, writes, register lives and control flow against nvdisasm; ``tools/isa_semantics.py`` says what may differ."""
 
 from __future__ import annotations
 
