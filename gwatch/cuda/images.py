@@ -59,7 +59,10 @@ def container_at(address: int) -> bytes | None:
         members = _ptx_members(address + header_bytes, size)
         header = struct.pack("<IHHQ", int.from_bytes(_FATBIN_MAGIC, "little"), 1, 16, len(members))
         return header + members if members else None
-    if head.lstrip()[:2] in _PTX_STARTS:
+    start = address
+    while ctypes.string_at(start, 1).isspace():
+        start += 1
+    if ctypes.string_at(start, 2) in _PTX_STARTS:
         return ctypes.string_at(address)  # the driver takes it as text that ends in a zero byte
     return None
 

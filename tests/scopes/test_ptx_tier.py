@@ -418,10 +418,10 @@ def test_ptx_inside_a_loaded_fat_binary_is_kept_and_found(dump: Path) -> None:
 
 def test_ptx_text_that_was_loaded_is_kept() -> None:
     text = (DATA / "markers.ptx").read_bytes()
-    address, keep = at(text)
+    address, keep = at(b"\n\n\n\n\n" + text)
     store = ImageStore()
     kept = container_at(address)
-    assert kept == text
+    assert kept == b"\n\n\n\n\n" + text
     store.contained(7, kept)
     assert find("markers", "triton", store).kernels == ["marked"]
     only_code, also = at(fatbin((2, b"\x7fELF" + bytes(60))))
