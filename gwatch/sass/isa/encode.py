@@ -30,6 +30,8 @@ from gwatch.sass.isa.values import Field
 SOLUTIONS = 64
 _FIXED = 0xFFF | 1 << KEY_BIT | 0xF << GUARD_SHIFT | CONTROL_MASK
 _STEPS = 4000
+_SAME_MODIFIERS = 2
+"""How many of the pools of compiler words that hidden bits are taken from have the line's own modifiers."""
 _REMEMBERED = 1 << 16
 _CONSTANT = frozenset({"RZ", "URZ", "PT", "UPT"})
 _REGISTERS = frozenset("RUPQBS")
@@ -471,7 +473,7 @@ class Encoder:
         first, *rest = found
         for word in rest:
             differing |= first ^ word
-        for pool in list(self._pools(key, forms[0], cut))[:2]:
+        for pool in list(self._pools(key, forms[0], cut))[:_SAME_MODIFIERS + 1]:
             values = {row[0] & differing for row in pool}
             if len(values) == 1:
                 value = values.pop()
@@ -526,7 +528,7 @@ class Encoder:
         for number, pool in enumerate(self._pools(key, form, cut)):
             ones = zeros = 0
             # Bits of modifiers are believed only from words with the very same modifiers.
-            trusted = hidden & ~known & ~(sensitive if number else 0)
+            trusted = hidden & ~known & ~(sensitive if number >= _SAME_MODIFIERS else 0)
             for word, determined in pool:
                 free = trusted & ~determined
                 ones |= word & free
@@ -564,11 +566,13 @@ class Encoder:
         return mask
 
     def _pools(self, key: Key, form: Form, cut: Cut) -> Iterator[list[tuple[int, int]]]:
-        """(word, bits it determines) of compiler words: same form and modifiers, form, opcode, mnemonic."""
-        alike = self._determined(key, [form])
-        yield [row for row in alike if key.opcode_text(row[0]) == ".".join(cut.opcode)]
+        """(word, bits it determines) of compiler words: those with the same modifiers (of the form, then of any form of
+        the opcode), then of the form, the opcode, the mnemonic."""
+        alike, every = self._determined(key, [form]), self._determined(key, key.forms)
+        for pool in (alike, every):
+            yield [row for row in pool if key.opcode_text(row[0]) == ".".join(cut.opcode)]
         yield alike
-        yield self._determined(key, key.forms)
+        yield every
         siblings: list[tuple[int, int]] = []
         for other in self._keys(key.opcode[0].labels[0].split(".")[0]):
             if other is not key:
