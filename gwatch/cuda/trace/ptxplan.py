@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -28,6 +29,7 @@ from gwatch.rewrite.sitemap import NOTE_NAME, MappedSite, SiteMap
 from gwatch.rewrite.trace import LONG_NS
 
 CONSTANT3 = ".nv.constant3"
+_OTHER_CONSTANT = re.compile(r"(?<![\w.])\.const\s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,7 @@ def choose_ptx_format(
 def instrument(found: PtxScopes, clock: str, fmt: RingFormat, symbol: str) -> str:
     """The module's text with a record at every marker (in the place of one of three moves, behind a ``pmevent``)."""
     module, function = found.module, found.function
+    alone = _OTHER_CONSTANT.search(module.text) is None
     edits = [(function.code, function.code, ptxrecords.prologue(symbol, fmt))]
     for number, marker in enumerate(found.markers):
         text = ptxrecords.record(
@@ -112,7 +115,7 @@ def instrument(found: PtxScopes, clock: str, fmt: RingFormat, symbol: str) -> st
             payload=marker.payload,
         )
         edits.append((marker.start if marker.sentinel else marker.finish, marker.finish, f"\n{text}\n"))
-    edits.append((function.start, function.start, f"\n{ptxrecords.descriptor(symbol, fmt)}\n"))
+    edits.append((function.start, function.start, f"\n{ptxrecords.descriptor(symbol, fmt, alone=alone)}\n"))
     text = module.text
     for start, finish, insertion in sorted(edits, reverse=True):
         text = text[:start] + insertion + text[finish:]

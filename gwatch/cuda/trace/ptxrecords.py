@@ -25,13 +25,15 @@ CLOCKS = tuple(_CLOCKS)
 _LUT_OR, _LUT_AND_OR = "0xfc", "0xea"
 
 
-def descriptor(symbol: str, fmt: RingFormat) -> str:
-    """The constant that arms the kernel, as a declaration for the module's level.
+def descriptor(symbol: str, fmt: RingFormat, *, alone: bool) -> str:
+    """The constant that arms the kernel, as a declaration for the module's level; ``alone``: the module has no other.
 
-    Not ``.visible``: ptxas lays out visible constants first, and the module's own must stay where they are.
+    Beside others it is not ``.visible``: ptxas lays out visible constants first, and those of the module must stay
+    where they are.
     """
     values = ", ".join(map(str, unarmed_descriptor(fmt)))
-    return f".const .align 8 .b8 {symbol}[{DESCRIPTOR_BYTES}] = {{{values}}};"
+    linkage = ".visible " if alone else ""
+    return f"{linkage}.const .align 8 .b8 {symbol}[{DESCRIPTOR_BYTES}] = {{{values}}};"
 
 
 def prologue(symbol: str, fmt: RingFormat) -> str:
