@@ -2,7 +2,7 @@
 """Torture the rewriter: random sites and snippets in every kernel of a folder, each rewrite proved.
 
     python tools/torture.py --kernels DIR_OR_CUBIN ... [--sites N] [--seconds S] [--seed S] [--json]
-    python tools/torture.py --gpu [--seconds S] [--seed S] [--json]
+    python tools/torture.py --gpu | --frameworks | --sanitize [--seconds S] [--seed S] [--json]
 
 Without a GPU every rewrite is proved by three roads that don't use the rewriter's maps: nvdisasm lists both images and
 the inserted lines taken out leave equal listings; ``gwatch check`` finds no hazard and no stale code offset in the new
@@ -22,6 +22,7 @@ import argparse
 import json
 import random
 import re
+import subprocess
 import sys
 import time
 from collections import Counter
@@ -39,6 +40,9 @@ from gwatch.cuda.binary import Cubin, KernelDef  # noqa: E402
 from gwatch.errors import GWatchError  # noqa: E402
 
 PLANT_EVERY = 10
+SANITIZERS = ("memcheck", "racecheck", "synccheck")
+SAMPLE = "kernels/(switch|shared|atomics|calls|ragged|solid|divide|local|constants)"
+"""Kernels of the sanitizers' sample: free of asynchronous copies and clusters, which they only partly understand."""
 
 
 def files_of(paths: list[Path]) -> list[Path]:
@@ -94,15 +98,60 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=100, help="times through all kernels, at most")
     parser.add_argument("--gpu", action="store_true", help="run on the GPU")
     parser.add_argument(
-        "--sanitize", action="store_true", help="with --gpu: a sample under compute-sanitizer"
+        "--frameworks", action="store_true", help="on the GPU: kernels that torch, Triton and CuPy launch"
+    )
+    parser.add_argument(
+        "--sanitize", action="store_true", help="on the GPU: a sample under compute-sanitizer's tools"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
-    if args.gpu:
+    if args.sanitize:
+        return sanitize(args)
+    if args.gpu or args.frameworks:
         from torturing.gpu import torture_gpu
 
         return torture_gpu(args)
     return offline(args)
+
+
+def sanitize(args: argparse.Namespace) -> int:
+    """Some seconds of ``--gpu`` under each tool of compute-sanitizer; all must be silent."""
+    seconds = (args.seconds or 120) / len(SANITIZERS)
+    worst = 0
+    results = {}
+    for tool in SANITIZERS:
+        command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9", "--print-limit", "5"]
+        command += [
+            sys.executable,
+            __file__,
+            "--gpu",
+            "--json",
+            "--seed",
+            str(args.seed),
+            "--seconds",
+            str(seconds),
+        ]
+        command += ["--only", args.only or SAMPLE]
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, check=False, timeout=4 * seconds + 120
+            )
+        except (FileNotFoundError, subprocess.TimeoutExpired) as error:
+            print(f"{tool}: {error}", file=sys.stderr)
+            return 2
+        lines = [line for line in (done.stdout + done.stderr).splitlines() if "=========" in line]
+        results[tool] = {"exit": done.returncode, "said": lines[-1:], "pairs": _pairs(done.stdout)}
+        if done.returncode:
+            print("\n".join([f"{tool} complains:", *lines[:20], done.stderr[-1000:]]), file=sys.stderr)
+            worst = 1
+    print(json.dumps(results, indent=None if args.json else 1))
+    return worst
+
+
+def _pairs(text: str) -> int:
+    """The (kernel, site) pairs of a run's JSON line."""
+    found = re.findall(r'"pairs": (\d+)', text)
+    return int(found[-1]) if found else 0
 
 
 def offline(args: argparse.Namespace) -> int:

@@ -137,9 +137,9 @@ class Watchdog:
                 print(json.dumps({"wrong": 1, "hang": self.what}), flush=True)
                 os._exit(1)
 
-    def run(self, what: str, work: Callable[[], Any]) -> Any:
-        """``work()``, at most HANG_SECONDS."""
-        self.what, self.deadline = what, time.monotonic() + HANG_SECONDS
+    def run(self, what: str, work: Callable[[], Any], seconds: float = HANG_SECONDS) -> Any:
+        """``work()``, at most so long."""
+        self.what, self.deadline = what, time.monotonic() + seconds
         try:
             return work()
         finally:
@@ -366,9 +366,7 @@ class GpuTorture:
         rewriter = Rewriter(Cubin.from_bytes(image), case.kernel)
         for number, site in enumerate(sites):
             snippet = COUNT_ALL if site.unconditional else COUNT
-            rewriter.insert(
-                site.insert_index, snippet, {"offset": offset, "place": FIRST + 4 * number}
-            )
+            rewriter.insert(site.insert_index, snippet, {"offset": offset, "place": FIRST + 4 * number})
         library = device.driver.load_library(rewriter.apply().data)
         try:
             where = device.driver.library_global(library, "torture_counts")
@@ -405,6 +403,11 @@ def torture_gpu(args: argparse.Namespace) -> int:
     torture = GpuTorture(device, args.seed)
     tally = torture.tally
     seconds = args.seconds or 240.0
+    if args.frameworks:
+        from torturing.frameworks import torture_frameworks
+
+        torture_frameworks(tally, args.seed, seconds, args.sites, args.only, args.case)
+        return report(device, tally, args, begin)
     with tempfile.TemporaryDirectory(prefix="gwatch-torture-") as name:
         folder = Path(name)
         fixed = compile_source(
@@ -434,6 +437,11 @@ def torture_gpu(args: argparse.Namespace) -> int:
         except LaunchError as error:
             print(f"the GPU can't be used any more: {error}", file=sys.stderr)
             tally.wrong.append(str(error))
+    return report(device, tally, args, begin)
+
+
+def report(device: Device, tally: Tally, args: argparse.Namespace, begin: float) -> int:
+    """Print the result; the exit code."""
     result = {
         "gpu": device.driver.device_name(0),
         "seed": args.seed,
