@@ -1,17 +1,20 @@
+#!/usr/bin/env python3
 """Export, package, run, check and inspect a Triton copy kernel; then trace it inside the loaded package.
 
-    python examples/aoti/inspect_vector_copy.py [--output DIR] [--break-alignment]
+    python examples/aoti/inspect_vector_copy.py [--output DIR] [--break-alignment | --embed | --all]
 
 1. A model whose only operator is a Triton copy kernel is exported and packaged with AOTInductor (``model.pt2``).
 2. The package is loaded and run; input and output must agree bit for bit.
 3. ``gwatch.inspect`` opens the package and answers whether the kernel's loads and stores are 128 bits wide, on which
-   line of the Triton source, and if not, which argument lacks which alignment. The rule
-   ``kernel:copy.* has LDG.E.128 >= 2`` decides the exit code.
+   line of the Triton source, and if not, which argument lacks which alignment. The rules
+   ``kernel:copy.* has LDG.E.128 >= 2`` and the same for STG decide the exit code.
 4. The same kernel is traced inside the loaded package: a record in front of every global load and store.
 
 ``--break-alignment`` passes a view that starts one element into its buffer and drops the hint on the offsets, so that
-Triton can't promise 16-byte alignment: the rule then fails and names the argument. Needs PyTorch with CUDA, Triton and
-one GPU. Exit codes: 0 done, 1 the rule is broken, 2 bits differ.
+Triton can't promise 16-byte alignment: the rule for loads then fails and names the argument. ``--embed`` puts the cubin
+inside the wrapper library instead of beside it. ``--all`` makes all three packages and checks that each shows what it
+should. Needs PyTorch with CUDA, Triton, a C++ compiler and one GPU; a package takes 20 to 40 s, most of it imports and
+the C++ compiler. Exit codes: 0 done, 1 the rule is broken (``--all``: something isn't as it should be), 2 bits differ.
 """
 
 from __future__ import annotations
@@ -20,6 +23,8 @@ import argparse
 import re
 import sys
 import tempfile
+import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -36,6 +41,20 @@ from gwatch.inspect.run import Request, inspect
 BLOCK = 1024
 SHAPE = (1024, 1024)
 RULES = ("kernel:copy.* has LDG.E.128 >= 2", "kernel:copy.* has STG.E.128 >= 2")
+# What makes the C++ part of a package quick to compile: a header compiled in advance pays from the third package on.
+QUICK = {"aot_inductor.precompile_headers": False, "aot_inductor.compile_wrapper_opt_level": "O0"}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A package: whether the kernel reads from an unaligned address, and whether the library embeds its cubin."""
+
+    name: str
+    shifted: bool = False
+    embedded: bool = False
+
+
+ALIGNED, SHIFTED, EMBEDDED = Variant("model"), Variant("shifted", shifted=True), Variant("embedded", embedded=True)
 
 
 @triton.jit
@@ -62,8 +81,13 @@ def copy(x: torch.Tensor) -> torch.Tensor:
 
 @triton_op("gwatch_example::copy_shifted", mutates_args=())
 def copy_shifted(x: torch.Tensor) -> torch.Tensor:
-    """A copy of all but the first element: the source starts 4 bytes into its buffer."""
-    return _copy(x.reshape(-1)[1:], False)
+    """A copy that starts 4 bytes into its buffer; the number of elements stays a multiple of 16."""
+    return _copy(shift(x), False)
+
+
+def shift(x: torch.Tensor) -> torch.Tensor:
+    """All elements but the first one and the last 15."""
+    return x.reshape(-1)[1:-15]
 
 
 class Copy(torch.nn.Module):
@@ -77,13 +101,16 @@ class Copy(torch.nn.Module):
         return copy_shifted(x) if self.shifted else copy(x)
 
 
-def package(folder: Path, shifted: bool) -> Path:
+def package(folder: Path, variant: Variant) -> Path:
     """Export and package the model; the path of the package."""
-    model = Copy(shifted).cuda().eval()
+    model = Copy(variant.shifted).cuda().eval()
     exported = torch.export.export(model, args=(torch.randn(SHAPE, device="cuda"),), strict=True)
-    target = folder / ("shifted.pt2" if shifted else "model.pt2")
     return Path(
-        torch._inductor.aoti_compile_and_package(exported.run_decompositions(), package_path=str(target))
+        torch._inductor.aoti_compile_and_package(
+            exported.run_decompositions(),
+            package_path=str(folder / f"{variant.name}.pt2"),
+            inductor_configs={**QUICK, "aot_inductor.embed_kernel_binary": variant.embedded},
+        )
     )
 
 
@@ -91,7 +118,7 @@ def same_bits(runner: object, shifted: bool) -> bool:
     """Run the package and compare input and output bit for bit."""
     x = torch.randn(SHAPE, device="cuda")
     y = runner(x)  # type: ignore[operator]
-    expected = x.reshape(-1)[1:] if shifted else x
+    expected = shift(x) if shifted else x
     return bool(torch.equal(expected.contiguous().view(torch.int32), y.view(torch.int32)))
 
 
@@ -101,8 +128,8 @@ def look(path: Path) -> Report:
     return inspect([path], Request(kernels="copy", rules=rules, vectorization=True))
 
 
-def trace(runner: object, report: Report) -> None:
-    """Trace the kernel's global accesses inside the loaded package."""
+def trace(runner: object, report: Report) -> list[int]:
+    """Trace the kernel's global accesses inside the loaded package; records at each."""
     from gwatch.cuda.xtrace import SassTraceSite, do_trace
 
     kernel = report.images[0].kernels[0]
@@ -120,39 +147,72 @@ def trace(runner: object, report: Report) -> None:
         sass_per_thread_records=16,
     )
     records = result["records"]
-    print(
-        f"traced {len(records)} records at {len(sites)} sites inside the package, {result['dropped']} dropped"
-    )
+    counts = [int((records["site"] == number).sum()) for number in range(len(sites))]
+    print(f"traced {len(records)} records at {len(sites)} sites inside the package, {result['dropped']} dropped")
     for number, site in enumerate(sites):
-        print(f"  site {number} ({site.label}): {int((records['site'] == number).sum())} records")
+        print(f"  site {number} ({site.label}): {counts[number]} records")
+    return counts
+
+
+def problems(variant: Variant, report: Report, counts: list[int] | None) -> list[str]:
+    """What is not as this variant must be."""
+    found = []
+    kernels = [kernel for image in report.images for kernel in image.kernels]
+    if len(kernels) != 1 or (report.images[0].kind == "embedded") != variant.embedded:
+        found.append(f"{len(kernels)} kernels in {[image.kind for image in report.images]}")
+    elif kernels[0].vectorization is None or not kernels[0].vectorization.described:
+        found.append("the wrapper's description of the kernel was not found")
+    causes = [violation.cause for _, violation in report.violations]
+    if not variant.shifted and causes:
+        found.append(f"broken rules: {causes}")
+    if variant.shifted and not any("divisibility: in_ptr" in cause for cause in causes):
+        found.append(f"in_ptr is not named: {causes}")
+    if counts is not None and not variant.shifted and counts != [SHAPE[0] * SHAPE[1] // BLOCK * 4] * 4:
+        found.append(f"records at the sites: {counts}")
+    if counts is not None and variant.shifted and (not counts or min(counts) == 0):
+        found.append(f"records at the sites: {counts}")
+    return found
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--output", type=Path, help="keep the package there (default: a temporary folder)")
-    parser.add_argument("--break-alignment", action="store_true", help="copy from an unaligned address")
+    parser.add_argument("--output", type=Path, help="keep the packages there (default: a temporary folder)")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--break-alignment", action="store_true", help="copy from an unaligned address")
+    which.add_argument("--embed", action="store_true", help="put the cubin inside the wrapper library")
+    which.add_argument("--all", action="store_true", help="make and check all three packages")
     parser.add_argument("--no-trace", action="store_true", help="stop after the inspection")
     args = parser.parse_args()
     if not torch.cuda.is_available():
         print("this example needs a CUDA device", file=sys.stderr)
         return 2
+    chosen = [SHIFTED if args.break_alignment else EMBEDDED if args.embed else ALIGNED]
+    wrong: list[str] = []
+    broken = False
     with tempfile.TemporaryDirectory() as temporary:
         folder = args.output or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        path = package(folder, args.break_alignment)
-        print(f"packaged {path} ({path.stat().st_size} bytes)")
-        runner = torch._inductor.aoti_load_package(str(path))
-        if not same_bits(runner, args.break_alignment):
-            print("input and output differ", file=sys.stderr)
-            return 2
-        print("input and output agree bit for bit")
-        report = look(path)
-        print(text.render(report), end="")
-        if not args.no_trace and report.images:
-            trace(runner, report)
-    return 1 if report.violations else 0
+        for variant in (ALIGNED, SHIFTED, EMBEDDED) if args.all else chosen:
+            begin = time.perf_counter()
+            path = package(folder, variant)
+            seconds = time.perf_counter() - begin
+            print(f"packaged {path} ({path.stat().st_size} bytes) in {seconds:.1f} s", flush=True)
+            runner = torch._inductor.aoti_load_package(str(path))
+            if not same_bits(runner, variant.shifted):
+                print("input and output differ", file=sys.stderr)
+                return 2
+            print("input and output agree bit for bit")
+            report = look(path)
+            print(text.render(report), end="", flush=True)
+            counts = trace(runner, report) if report.images and not args.no_trace else None
+            broken = broken or bool(report.violations)
+            wrong += [f"{variant.name}: {problem}" for problem in problems(variant, report, counts)]
+    if args.all:
+        print("\n".join(wrong) or "all three packages show what they should")
+        return 1 if wrong else 0
+    return 1 if broken else 0
 
 
 if __name__ == "__main__":
