@@ -45,6 +45,7 @@ def main() -> int:
         bottlenecks,
         clocks,
         consistency,
+        control,
         frameworks,
         matmul,
         process,

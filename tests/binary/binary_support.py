@@ -8,12 +8,20 @@ from pathlib import Path
 import numpy as np
 
 from gwatch.cuda.binary import Cubin, KernelDef
+from gwatch.cuda.binary.layout import Editor
 from gwatch.cuda.binary.relayout import Moved, TextEdit, apply_edit
 
 DATA = Path(__file__).resolve().parent / "data"
 NOP = [0x7918, 0x000FC00000000000]
 """NOP, the same word on sm_75 to sm_121."""
-HOLDERS = ("holders_sm75.cubin", "holders_sm90.cubin")
+HOLDERS = ("holders_sm75.cubin", "holders_sm90.cubin", "holders_sm120.cubin")
+
+
+def with_dependent_mercury() -> bytes:
+    """A cubin whose second form of the code can't be left out: a section stands behind it."""
+    editor = Editor(load("holders_sm120.cubin").elf)
+    editor.append_section(".note.other", b"note", kind=7, flags=0, align=4)
+    return editor.write()
 
 
 def load(name: str) -> Cubin:

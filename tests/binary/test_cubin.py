@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from binary_support import DATA, load
+from binary_support import DATA, load, with_dependent_mercury
 
 import gwatch.cuda.binary as gw_binary
 from gwatch.cuda.binary import Cubin
@@ -322,7 +322,7 @@ def test_sites_outside_the_kernel_are_refused() -> None:
 
 
 def test_a_kernel_that_cannot_be_moved_stays_untouched() -> None:
-    cubin = load("holders_sm120.cubin")
+    cubin = Cubin.from_bytes(with_dependent_mercury())
     data = cubin.data
     with pytest.raises(GWatchError, match=r"\[mercury\]"):
         cubin.insert_instruction("reach", 0, 0)

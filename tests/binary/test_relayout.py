@@ -11,14 +11,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from binary_support import DATA, HOLDERS, Edited, insert, load
+from binary_support import DATA, HOLDERS, Edited, insert, load, with_dependent_mercury
 
 from gwatch.cuda.binary import Cubin, KernelDef, nvinfo
 from gwatch.cuda.binary.debugregs import RegisterRange, read_ranges, write_ranges
-from gwatch.cuda.binary.elf import STT_FUNC
+from gwatch.cuda.binary.elf import STT_FUNC, Elf
 from gwatch.cuda.binary.frames import read_fdes
 from gwatch.cuda.binary.layout import Editor
 from gwatch.cuda.binary.lines import start_addresses
+from gwatch.cuda.binary.mercury import mercury_sections, without_mercury
 from gwatch.cuda.binary.nvinfo import Attr, Attribute
 from gwatch.cuda.binary.relayout import TextEdit, apply_edit
 from gwatch.errors import CubinError, GWatchError, UnsupportedError
@@ -140,7 +141,7 @@ def _check_tables(cubin: Cubin, name: str, twin: bool) -> int:
         for old, new in zip(tables.branches, after[copy * count : (copy + 1) * count], strict=True):
             assert new.branch == 16 * edited.place[copy][old.branch // 16]
             assert new.targets == tuple(16 * targets[target // 16] for target in old.targets)
-            assert edited.after.texts[new.branch // 16].split()[0] == "BRX"
+            assert edited.after.texts[new.branch // 16].split()[0] in ("BRX", "BRXU")
     # The untouched copy counts from its own start: its tables stay as they were.
     assert not twin or new_bank[: len(old_bank)] == old_bank
     for word in range(len(old_bank) // 4):
@@ -155,7 +156,8 @@ def _check_tables(cubin: Cubin, name: str, twin: bool) -> int:
 @pytest.mark.parametrize("twin", [False, True], ids=["one copy", "twin"])
 @pytest.mark.parametrize("file", HOLDERS)
 def test_jump_tables_and_their_records_move(file: str, twin: bool) -> None:
-    assert _check_tables(load(file), "choose", twin) == 2
+    # sm_120: three, with uniform branches.
+    assert _check_tables(load(file), "choose", twin) == 2 + ("120" in file)
 
 
 def test_other_constants_beside_a_table_keep_their_value() -> None:
@@ -474,7 +476,51 @@ def _refused(cubin: Cubin, name: str, code: str) -> None:
 
 
 def test_what_cannot_be_moved_is_refused_by_name() -> None:
-    _refused(load("holders_sm120.cubin"), "reach", "mercury")
+    _refused(Cubin.from_bytes(with_dependent_mercury()), "reach", "mercury")
+
+
+# the second form of the code ---------------------------------------------------------------------------------
+
+
+def _check_without_mercury(data: bytes) -> None:
+    image = without_mercury(data)
+    old, new = Elf(data), Elf(image)
+    gone = mercury_sections(old)
+    assert gone and not mercury_sections(new)
+    assert new.header.flags == old.header.flags & ~2 | 4
+    assert len(new.sections) == len(old.sections) - len(gone) == gone[0].index
+    assert new.symbols == old.symbols and len(new.segments) == len(old.segments)
+    for before, after in zip(old.sections, new.sections, strict=False):
+        if before.name != ".nv.compat":
+            assert before == after and old.content(before) == new.content(after)
+    compat = new.find(".nv.compat")
+    assert compat is None or 0x0B not in [item.code for item in nvinfo.parse(new.content(compat))]
+    assert without_mercury(image) == image
+
+
+def test_the_second_form_of_the_code_is_left_out(corpus_all: list[Path]) -> None:
+    _check_without_mercury((DATA / "holders_sm120.cubin").read_bytes())
+    done = 0
+    for path in corpus_all:
+        data = path.read_bytes()
+        if mercury_sections(Elf(data)):
+            _check_without_mercury(data)
+            done += 1
+        else:
+            assert without_mercury(data) == data
+    assert done == 15
+
+
+def test_a_changed_cubin_has_one_form_of_its_code_and_says_so() -> None:
+    cubin = load("holders_sm120.cubin")
+    edited = insert(cubin, "reach", {0})
+    assert not mercury_sections(edited.cubin.elf) and edited.cubin.elf.header.flags & 6 == 4
+    assert edited.moved["Mercury section left out"] == len(mercury_sections(cubin.elf)) > 10
+    assert edited.cubin.arch.name == "sm_120"
+    # The other kernels read as before.
+    for name, kernel in cubin.get_map_kernel_def().items():
+        if name != "reach":
+            assert (edited.cubin.get_kerneldef_by_name(name).words == kernel.words).all()
 
 
 def test_an_unknown_attribute_of_another_kernel_does_not_matter() -> None:

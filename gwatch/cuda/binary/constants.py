@@ -26,6 +26,7 @@ from gwatch.cuda.binary.elf import (
     Section,
 )
 from gwatch.cuda.binary.layout import Editor
+from gwatch.cuda.binary.mercury import without_mercury
 from gwatch.errors import CubinError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -48,9 +49,10 @@ def add_constant3(
 
     ``init`` is its initial value, padded with zeros to ``size`` bytes. Any loader finds it by its name
     (``cuModuleGetGlobal``, ``cuLibraryGetGlobal``). Raises CubinError [constant-size], [constant-exists] or
-    [constant-bank-full].
+    [constant-bank-full]; UnsupportedError [mercury]: a second form of the code (sm_100 and later), which would lack the
+    constant, is left out.
     """
-    elf = Elf(image)
+    elf = Elf(without_mercury(image))
     if size <= 0 or len(init) > size or align <= 0 or align & (align - 1):
         raise CubinError(
             "constant-size", f"constant {symbol}: {len(init)} initial bytes for {size}, alignment {align}"

@@ -32,10 +32,10 @@ BANK_SIZE = 65536
 COPY_ALIGN = 16
 NULL_FUNCTION = 1
 _FUNCTION_BYTES = 8
-# LDC Rd, c[bank][Ra + offset]: the opcode, and its offset (signed, bits 38-53) and bank (bits 54-58), alike on all
-# architectures looked at (sm_75 to sm_120).
-_LDC = 0xB82
-_OFFSET_SHIFT, _BANK_SHIFT, _TABLE_BANK = 38, 54, 2
+# Opcode -> lowest bit of the offset of loads with an index: LDC Rd, c[bank][Ra + offset] and, on sm_100 and later, LDCU
+# with uniform registers. The bank is in bits 54-58 of both; alike on all architectures looked at (sm_75 to sm_120).
+_LOADS = {0xB82: 38, 0x7AC: 37}
+_BANK_SHIFT, _TABLE_BANK = 54, 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,10 +138,12 @@ def _table_loads(elf: Elf, section_index: int) -> frozenset[int]:
     """Byte offsets in the bank that indexed loads of the code start from."""
     code = elf.content(elf.section(section_index))
     words = np.frombuffer(code[: len(code) // 16 * 16], dtype="<u8").reshape(-1, 2)
-    low = words[(words[:, 0] & np.uint64(0xFFF)) == np.uint64(_LDC), 0]
-    bank = low >> np.uint64(_BANK_SHIFT) & np.uint64(31)
-    offsets = low[bank == np.uint64(_TABLE_BANK)] >> np.uint64(_OFFSET_SHIFT) & np.uint64(0xFFFF)
-    return frozenset(offsets.tolist())
+    low = words[(words[:, 0] >> np.uint64(_BANK_SHIFT) & np.uint64(31)) == np.uint64(_TABLE_BANK), 0]
+    found: set[int] = set()
+    for opcode, shift in _LOADS.items():
+        mine = low[(low & np.uint64(0xFFF)) == np.uint64(opcode)]
+        found.update((mine >> np.uint64(shift) & np.uint64(0xFFFF)).tolist())
+    return frozenset(found)
 
 
 def _places(content: bytes, table: bytes) -> list[int]:

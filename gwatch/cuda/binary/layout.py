@@ -130,12 +130,20 @@ class Editor:
     # writing ------------------------------------------------------------------------------------------------
 
     def write(self) -> bytes:
-        """Lay the image out. The result has been parsed again: every bound and overlap check holds for it."""
-        self._write_names()
-        self._write_symbols()
-        image = _Layout(
-            self.elf, self._sections, self._segments, self._new_segments, self._contents, self._appended
-        ).build()
+        """Lay the image out. The result has been parsed again: every bound and overlap check holds for it.
+
+        Raises CubinError [elf-range] when a header field that grows with its contents has no room left.
+        """
+        try:
+            self._write_names()
+            self._write_symbols()
+            image = _Layout(
+                self.elf, self._sections, self._segments, self._new_segments, self._contents, self._appended
+            ).build()
+        except struct.error as error:
+            raise CubinError(
+                "elf-range", f"{self.elf.what}: an offset, size or address exceeds its field: {error}"
+            ) from None
         Elf(image, self.elf.what)
         return image
 

@@ -37,6 +37,7 @@ from gwatch.cuda.binary.elf import (
 from gwatch.cuda.binary.instruction import INSTRUCTION_SIZE
 from gwatch.cuda.binary.jumptables import find_tables, moved_bank, moved_records
 from gwatch.cuda.binary.layout import Editor
+from gwatch.cuda.binary.mercury import check_mercury, mercury_sections, without_mercury
 from gwatch.cuda.binary.nvinfo import Attr
 from gwatch.errors import CubinError, UnsupportedError
 
@@ -65,9 +66,11 @@ def apply_edit(image: bytes, edit: TextEdit, moved: Moved | None = None) -> byte
     [relocation-type], [relocatable-object], [register-limit]) for what gwatch does not move, CubinError for
     damage or impossible maps.
     """
-    elf = Elf(image)
-    check_supported(elf, edit.section_index)
-    mover = _Mover(elf, edit, moved or Moved())
+    given = Elf(image)
+    check_supported(given, edit.section_index)
+    counts = moved or Moved()
+    counts.add("Mercury section left out", len(mercury_sections(given)))
+    mover = _Mover(Elf(without_mercury(image)), edit, counts)
     mover.move_all()
     result = mover.editor.write()
     mover.verify(Elf(result))
@@ -89,17 +92,13 @@ def check_supported(elf: Elf, section_index: int) -> None:
             "link it first (nvlink); gwatch changes loadable cubins",
         )  # fmt: skip
     for other in elf.sections:
-        if other.name.startswith((".nv.merc.", ".nv.capmerc.")):
-            raise UnsupportedError(
-                "mercury", f"the cubin carries a second form of its code ({other.name})",
-                "gwatch does not change the code of sm_100 and later cubins yet",
-            )  # fmt: skip
         if other.name.startswith((".nv.uft", ".nv.udt")) and other.size:
             raise UnsupportedError("function-table", f"the cubin has a unified function table ({other.name})")
         if other.name == REGISTER_RANGES and other.in_file:
             read_ranges(elf.content(other))
         if other.in_file and other.name.startswith(_DEBUG) and other.name not in _PLAIN_DEBUG:
             raise UnsupportedError("debug-section", f"gwatch does not move code addresses in {other.name}")
+    check_mercury(elf)
     _check_debug_info(elf)
     attributes = _attributes(elf, section_index)
     nvinfo.check_movable(attributes, name)
