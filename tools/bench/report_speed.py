@@ -20,7 +20,11 @@ import numpy as np
 
 from gwatch.cli.main import main as gwatch
 from gwatch.common.format import File, Section_IntraKernelTrace
+from gwatch.cuda.xtrace.columns import ring_columns
+from gwatch.cuda.xtrace.decode import decode_ring
 from gwatch.cuda.xtrace.records import RECORD_DTYPE
+from gwatch.rewrite.ring import CANARY, HEADER_DTYPE, RecordKind, RingFormat, RingLayout
+from gwatch.rewrite.sitemap import MappedSite, SiteMap
 
 PER_ROW = 62
 REGIONS = [(0, 1, "load"), (1, 2, "math"), (2, 0, "store")]
@@ -52,6 +56,42 @@ def made_up(records: int) -> dict[str, Any]:
         "outputs": "identical",
         "slowdown": {"median": 1.0, "noise": 0.0},
     }
+
+
+def ring(records: int) -> tuple[Any, RingLayout, SiteMap]:
+    """A full ring of thread-level records, its layout and its site map."""
+    fmt = RingFormat(RecordKind.NARROW, 32)
+    sites = tuple(
+        MappedSite(i, 10 * i, 160 * i, 320 * i, "NOP", None, None, "none", False, False, False)
+        for i in range(2)
+    )
+    site_map = SiteMap("bench", "90a", "gpu", fmt, "gwatch_ring_bench", 0, sites, 16, 24, False)
+    ctas = max(1, records // (1024 * fmt.depth))
+    layout = RingLayout(fmt, (ctas, 1, 1), (1024, 1, 1), ctas)
+    data = np.zeros(layout.data_bytes, np.uint8)
+    slots = data[: layout.ring_bytes].view(fmt.dtype).reshape(layout.warps, fmt.depth, 32)
+    number = np.arange(fmt.depth, dtype=np.uint32)
+    slots["tag"] = ((number << fmt.sequence_shift) | (number % 2 + 1))[None, :, None]
+    slots["time"] = (1000 + number * 50)[None, :, None]
+    headers = data[layout.ring_bytes :].view(HEADER_DTYPE)
+    headers["canary"], headers["lanes"], headers["ns_in"] = CANARY, 0xFFFFFFFF, 900
+    headers["cta"] = np.arange(layout.warps) // layout.warps_per_cta
+    return data, layout, site_map
+
+
+def ring_rates(records: int, rounds: int = 4) -> dict[str, float]:
+    """Millions of records per CPU second: ring bytes to columns, and to the structured records."""
+    data, layout, site_map = ring(records)
+    rates = {}
+    for name, read in (("columns", ring_columns), ("records", decode_ring)):
+        best = 0.0
+        for _ in range(rounds):
+            begin = time.process_time()
+            found = read(data, layout, site_map, 1e6)
+            count = len(getattr(found, "records", found))
+            best = max(best, count / (time.process_time() - begin) / 1e6)
+        rates[f"ring_{name}_M_per_s"] = best
+    return rates
 
 
 def timed(call: Callable[[], Any]) -> tuple[float, Any]:
@@ -89,7 +129,7 @@ def main() -> None:
     parser.add_argument("--records", type=int, default=1_000_000)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    figures = measure(args.records)
+    figures = measure(args.records) | ring_rates(args.records)
     if args.json:
         print(json.dumps(figures))
         return

@@ -66,21 +66,7 @@ def decode_ring(
     ``ring-format``, ``not-run`` (an untouched ring: the driver did not run the patched code),
     ``ring-incomplete``, ``ring-corrupt``, ``trace-too-long``, ``trace-duration``.
     """
-    checked_duration(duration_ns)
-    raw = np.frombuffer(data, np.uint8)
-    if raw.size != layout.data_bytes:
-        raise TraceError(
-            "ring-size",
-            f"{raw.size} bytes, but the launch's ring and headers are {layout.data_bytes}",
-            "give the grid and block of the traced launch",
-        )
-    if layout.format != site_map.format:
-        raise TraceError(
-            "ring-format", "the ring was laid out for another record format than the cubin's site map"
-        )
-    headers = raw[layout.ring_bytes :].view(HEADER_DTYPE)
-    present = _check_headers(headers, layout)
-    warnings = _check_duration(headers[present], site_map, duration_ns)
+    raw, headers, present, warnings = checked_ring(data, layout, site_map, duration_ns)
     decoder = RingReader(raw[: layout.ring_bytes], headers, layout, site_map)
     records = decoder.run(present)
     warnings += decoder.sequence_warnings(duration_ns)
@@ -110,6 +96,30 @@ def decode_ring(
         unit="cycles" if site_map.clock == "sm" else "ns",
         warnings=tuple(warnings),
     )
+
+
+def checked_ring(
+    data: bytes | bytearray | memoryview | npt.NDArray[Any],
+    layout: RingLayout,
+    site_map: SiteMap,
+    duration_ns: float | None,
+) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.void], npt.NDArray[np.int64], list[str]]:
+    """(bytes, headers, indices of the warps that ran, warnings); raises as :func:`decode_ring` does."""
+    checked_duration(duration_ns)
+    raw = np.frombuffer(data, np.uint8)
+    if raw.size != layout.data_bytes:
+        raise TraceError(
+            "ring-size",
+            f"{raw.size} bytes, but the launch's ring and headers are {layout.data_bytes}",
+            "give the grid and block of the traced launch",
+        )
+    if layout.format != site_map.format:
+        raise TraceError(
+            "ring-format", "the ring was laid out for another record format than the cubin's site map"
+        )
+    headers = raw[layout.ring_bytes :].view(HEADER_DTYPE)
+    present = _check_headers(headers, layout)
+    return raw, headers, present, _check_duration(headers[present], site_map, duration_ns)
 
 
 def _check_headers(headers: npt.NDArray[np.void], layout: RingLayout) -> npt.NDArray[np.int64]:

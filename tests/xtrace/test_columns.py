@@ -1,0 +1,83 @@
+"""Columns read straight off a ring hold what the decoder's records hold."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ringsim import Clocks, Writer, site, site_map
+from test_decode import run_random
+
+from gwatch.cuda.xtrace.columns import Columns, ring_columns
+from gwatch.errors import TraceError
+from gwatch.rewrite.ring import Keep, RecordKind, RingFormat, RingLayout
+
+
+def same(columns: Columns) -> int:
+    """Compare with the records, each found by warp, lane and sequence; returns how many there are."""
+    records = columns.decoded(1e6).records
+    layout = columns.layout
+    x, y, z = records["block"].T.astype(np.int64)
+    slot = x + layout.grid[0] * (y + layout.grid[1] * z)
+    theirs = np.lexsort((records["sequence"], records["lane"], slot * layout.warps_per_cta + records["warp"]))
+    mine = np.lexsort((columns.sequence, columns.lane(), columns.warp()))
+    assert len(columns) == len(records)
+    for name in ("site", "sequence", "time"):
+        assert (getattr(columns, name)[mine] == records[name][theirs]).all(), name
+    assert (columns.lane()[mine] == records["lane"][theirs]).all()
+    if columns.value is None:
+        assert not records["value"].any()
+    else:
+        assert (columns.value[mine] == records["value"][theirs]).all()
+    return len(records)
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(0, 10**6), st.sampled_from(list(Keep)), st.sampled_from(["gpu", "sm"]), st.integers(0, 2))
+def test_columns_are_the_records(seed: int, keep: Keep, clock: str, width: int) -> None:
+    kind = (RecordKind.NARROW, RecordKind.WIDE, RecordKind.WIDE)[width]
+    fmt = RingFormat(kind, 4, keep)
+    sites = [site(0, "smid"), site(1, warp=True), *([site(2, ("R8", "R8:64")[width - 1])] if width else [])]
+    smap = site_map(clock, fmt, sites)
+    layout = RingLayout(fmt, (2, 1, 1), (72, 1, 1), 2)
+    writer = Writer(layout, smap, Clocks(), seed)
+    run_random(writer, seed, 12, 5e4)
+    same(ring_columns(bytes(writer.data), layout, smap, 1e6))
+
+
+def in_step(visits: int, depth: int = 8, warps: int = 6) -> tuple[Any, RingLayout, Any]:
+    """A ring whose lanes all made the same number of records."""
+    fmt = RingFormat(RecordKind.NARROW, depth)
+    smap = site_map("gpu", fmt, [site(0), site(1)])
+    layout = RingLayout(fmt, (warps // 2, 1, 1), (64, 1, 1), warps // 2)
+    writer = Writer(layout, smap, Clocks())
+    for cta in range(warps // 2):
+        writer.enter(cta, cta, sm=cta, t=100.0)
+        for warp in (2 * cta, 2 * cta + 1):
+            for turn in range(visits):
+                writer.visit(warp, list(range(32)), turn % 2, 300.0 + 64 * turn)
+    return writer, layout, smap
+
+
+@pytest.mark.parametrize("visits", [0, 3, 8, 9, 21])
+def test_lanes_in_step_need_no_index_arrays(visits: int) -> None:
+    writer, layout, smap = in_step(visits)
+    columns = ring_columns(bytes(writer.data), layout, smap, 1e6)
+    assert same(columns) == 6 * 32 * min(visits, 8)
+    assert all((mask is None) == (visits >= 8) for _, mask in columns.masks)
+
+
+def test_a_record_out_of_place_is_refused() -> None:
+    writer, layout, smap = in_step(9)
+    tags = np.frombuffer(writer.data, np.uint32)[1 : 2 * 32 * 8 : 2]
+    place = np.flatnonzero(tags)[40]
+    np.frombuffer(writer.data, np.uint32)[1 + 2 * place] ^= 1 << 9
+    with pytest.raises(TraceError, match=r"\[ring-corrupt\]"):
+        ring_columns(bytes(writer.data), layout, smap, 1e6)
+    writer, layout, smap = in_step(9)
+    np.frombuffer(writer.data, np.uint32)[1] |= 0x80
+    with pytest.raises(TraceError, match=r"\[ring-corrupt\] a record names site"):
+        ring_columns(bytes(writer.data), layout, smap, 1e6)
