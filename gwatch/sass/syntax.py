@@ -144,6 +144,17 @@ def parse(text: str, *, line: int = 1) -> Line:
     plan = _plans.get(key)
     if plan is None:
         plan = _learn(text, key, values, line)
+    try:
+        return _made(plan, values, tail)
+    except ParseError:
+        from gwatch.sass.grammar import parse_instruction
+
+        parse_instruction(text, line=line)  # the grammar refuses it too, and says where
+        raise
+
+
+def _made(plan: _Plan, values: tuple[str, ...], tail: str) -> Line:
+    """The line of a known shape with these values."""
     global _remembered
     operands = []
     for shape, start, end in plan.operands:
