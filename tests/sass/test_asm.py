@@ -168,3 +168,20 @@ def test_a_target_is_needed_and_must_be_one() -> None:
     with pytest.raises(AssemblyError, match="asm-target"):
         assemble(".target sm_90\nNOP ;", SM90)
     assert len(assemble("NOP ;", SM90)[1][0].words) == 1
+
+
+def test_a_control_word_that_the_opcode_forbids_is_refused_by_its_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    isa = isa_for("sm_90a")
+    template = isa.templates.of(isa.encode("EXIT"))
+    assert template is not None
+    # Observed of EXIT: it decodes without scoreboards only, with any wait mask.
+    rule = {"write": 1 << 7, "read": 1 << 7, "wait": 63, "issue": (1 << 32) - 1, "reuse": [0, 0]}
+    monkeypatch.setitem(template.key.extra, "control", rule)
+    monkeypatch.setattr(isa._lines, "_legal", {})
+    assemble(".target sm_90a\nEXIT ; {stall 5, wait SB0 SB5}")
+    for control, part in (("write SB1", "write"), ("read SB0", "read"), ("reuse a", "reuse")):
+        with pytest.raises(AssemblyError) as caught:
+            assemble(f".target sm_90a\nEXIT ; {{stall 5, {control}}}")
+        (problem,) = caught.value.problems
+        assert (problem.code, problem.token, problem.hint) == ("control-illegal", part, f"leave {part} out")
+    monkeypatch.undo()

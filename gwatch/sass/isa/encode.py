@@ -148,8 +148,9 @@ class Encoder:
         for kind, text in cut.values:
             if kind == "F" and "NAN" in text and values.nan_bits(text.strip()) is None:
                 name = text.strip()
+                example = (0x7FC00000 if name[1] == "Q" else 0x7F800001) | (name[0] == "-") << 31
                 raise EncodeError("nan-payload", f"{name} in {body!r} stands for many bit patterns",
-                                  f"give its bits, like {name}(0x7fffffff)", token=name)
+                                  f"give its bits, like {name}({example:#x}) in a 32-bit field", token=name)
         if found:
             differing = 0
             first, *rest = found

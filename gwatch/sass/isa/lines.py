@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 from typing import NoReturn
 
 from gwatch.errors import EncodeError
-from gwatch.sass.control import Control
+from gwatch.sass.control import NO_SCOREBOARD, Control
 from gwatch.sass.isa import lex
 from gwatch.sass.isa.encode import Encoder, Reading, Recipe, is_constant
-from gwatch.sass.isa.model import GUARD_SHIFT
+from gwatch.sass.isa.model import GUARD_SHIFT, Key
 from gwatch.sass.isa.template import Template, Templates
 from gwatch.sass.isa.values import Field, letter_name
 from gwatch.sass.shape import split
@@ -102,6 +102,7 @@ class LineEncoder:
         self.step = step
         self._lines: dict[str, _LineShape | None] = {}
         self._controls: dict[Control, int] = {}
+        self._legal: dict[tuple[int, int], bool] = {}
         self._relatives: dict[tuple[str, ...], bool] = {}
 
     def encode(self, text: str, control: Control | None = None, pc: int = 0) -> int:
@@ -134,6 +135,12 @@ class LineEncoder:
         bits = self._controls.get(control)
         if bits is None:
             bits = self._controls[control] = control.to_bits()
+        opcode = reading.template.key
+        legal = self._legal.get((opcode.key, bits))
+        if legal is None:
+            legal = self._legal[opcode.key, bits] = opcode.allows(bits)
+        if not legal:
+            raise self._illegal(opcode, control, text)
         return word | guard << GUARD_SHIFT | bits
 
     def _encode(self, whole: lex.Cut, pc: int) -> tuple[Recipe, int, Reading]:
@@ -151,6 +158,22 @@ class LineEncoder:
             self._lines.clear()
         places = _places(cut, numbers)
         self._lines[key] = None if places is None else _LineShape(cut, recipe, places, _holed_guard(cut))
+
+    @staticmethod
+    def _illegal(key: Key, control: Control, text: str) -> EncodeError:
+        """Which part of a control word the opcode does not admit: the first that is legal when left out."""
+        parts: list[tuple[str, str, dict[str, int]]] = [
+            ("write", f"SB{control.write_scoreboard}", {"write_scoreboard": NO_SCOREBOARD}),
+            ("read", f"SB{control.read_scoreboard}", {"read_scoreboard": NO_SCOREBOARD}),
+            ("wait", f"mask {control.wait_mask:#x}", {"wait_mask": 0}),
+            ("reuse", f"{control.reuse:#06b}", {"reuse": 0}),
+            ("stall", str(control.stall), {"stall": 1, "yield_flag": 1})]
+        for name, value, without in parts:
+            if key.allows(replace(control, **without).to_bits()):
+                return EncodeError("control-illegal", f"the opcode of {text!r} does not admit {name} {value}",
+                                   f"leave {name} out", token=name)
+        return EncodeError("control-illegal", f"the opcode of {text!r} does not admit this control word: {control}",
+                           "stall 1 alone is always legal")
 
     def _refuse_guard(self, cut: lex.Cut, template: Template) -> NoReturn:
         assert cut.guard is not None
