@@ -9,7 +9,7 @@ two files show.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,12 +20,12 @@ from gwatch.check.findings import Finding, KernelCheck
 from gwatch.cuda.binary.elf import Relocation
 from gwatch.cuda.binary.nvinfo import OFFSET_SHAPES, Attr
 from gwatch.errors import GWatchError, KernelError
+from gwatch.rewrite.surroundings import Surroundings
 from gwatch.sass.cfg import Cfg, Flow, Words, build_cfg
 from gwatch.sass.hazards import RewriteChecker
 from gwatch.sass.integrity import Key, Rewrite
 from gwatch.sass.isa import isa_for
 from gwatch.sass.latency import latency_for
-from gwatch.sass.motion import return_addresses
 from gwatch.sass.scoreboards import Waits
 from gwatch.sass.uses import CodeView
 
@@ -79,13 +79,16 @@ def align(old: Words, new: Words, masks: Words) -> Alignment | None:
     return Alignment(place, twin)
 
 
-def compared_bits(words: Words, cfg: Cfg, returns: dict[int, int]) -> Words:
-    """Per original instruction the bits that a rewrite leaves alone: all but reuse, and but code positions."""
+def compared_bits(words: Words, cfg: Cfg, returns: dict[int, int], loads: Iterable[int]) -> Words:
+    """Per original instruction the bits that a rewrite leaves alone: all but reuse, code positions, and the places of
+    tables that hold such.
+    """
     masks = np.full((len(words), 2), _ALL)
     masks[:, 1] &= ~_REUSE_HIGH
     moving = np.zeros(len(words), bool)
     moving[cfg.flow.relative()] = True
-    moving |= np.isin(cfg.flow.kind, (Flow.INDIRECT,))
+    moving |= np.isin(cfg.flow.kind, (Flow.INDIRECT, Flow.CALL_INDIRECT))
+    moving[list(loads)] = True
     masks[moving] = _OPCODE_LOW, _CONTROL_HIGH
     masks[list(returns), 0] &= ~_IMMEDIATE
     return masks
@@ -117,10 +120,9 @@ class _Against:
         self.before, self.old, self.after, self.new, self.check = before, old, after, new, check
         self.isa = isa_for(before.arch.name)
         self.size = before.arch.instruction_size
-        self.view = CodeView(self.isa, old.words)
-        self.cfg = build_cfg(self.isa, old.words, old.entry_indices)
-        self.relocated = frozenset(entry.offset // self.size for entry in old.relocations)
-        self.returns = return_addresses(self.view, self.cfg, self.relocated)
+        around = Surroundings(before, old, self.isa)
+        self.view, self.cfg, self.tables = around.view, around.cfg, around.tables
+        self.returns, self.stride = around.returns, around.stride
 
     def report(self, index: int | None, kind: str, cause: str) -> None:
         text = "" if index is None else CodeView(self.isa, self.new.words).facts(index).text
@@ -130,7 +132,8 @@ class _Against:
             self.check.findings.append(finding)
 
     def run(self) -> None:
-        found = align(self.old.words, self.new.words, compared_bits(self.old.words, self.cfg, self.returns))
+        masks = compared_bits(self.old.words, self.cfg, self.returns, self.tables.loads)
+        found = align(self.old.words, self.new.words, masks)
         if found is None:
             self.report(
                 None, "changed", "the original instructions are not all there, in order and unchanged"
@@ -176,6 +179,8 @@ class _Against:
             entry_only=entry_only,
             returns=self.returns,
             twin=found.twin,
+            tables=self.tables,
+            stride=self.stride,
         )
 
     # what points into the code
@@ -186,6 +191,7 @@ class _Against:
         copies = [place] if found.twin is None else [place, np.arange(len(place)) + found.twin]
         reached = self._reached(place, rewrite)
         self._attributes(copies)
+        self._jumps(found, reached)
         starts = {symbol.name: symbol.value // self.size for symbol in self.old.inner_functions}
         for symbol in self.new.inner_functions:
             if symbol.name in starts and symbol.value // self.size != reached[starts[symbol.name]]:
@@ -201,6 +207,17 @@ class _Against:
         ]
         for kind, name, at in names[0] - names[1]:
             self.report(int(at), "relocation", f"relocation {kind} of {name} is not here any more")
+
+    def _jumps(self, found: Alignment, reached: list[int]) -> None:
+        """Every indirect branch is listed with the targets it had, in the new code and in the copy."""
+        listed = self.new.indirect_targets
+        for index, targets in self.old.indirect_targets.items():
+            wanted = [(int(found.place[index]), [reached[target] for target in targets])]
+            if found.twin is not None:
+                wanted.append((found.twin + index, [found.twin + target for target in targets]))
+            for at, expected in wanted:
+                if list(listed.get(at, ())) != expected:
+                    self.report(at, "jump-table", f"leads to {list(listed.get(at, ()))}, not to {expected}")
 
     def _relocations(
         self, kernel: KernelDef, maps: list[npt.NDArray[np.int64]] | None

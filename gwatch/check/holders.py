@@ -7,6 +7,8 @@ registers is at least three above its highest one.
 
 from __future__ import annotations
 
+import re
+import struct
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
@@ -38,6 +40,8 @@ _SPILLS = 1
 _LOCAL = frozenset({"STL", "LDL"})
 _INDIRECT = frozenset({"BRX", "BRXU", "JMX", "JMXU"})
 _COUNT_SHIFT = 24
+_BANK = ".nv.constant2"
+_DISPLACEMENT = re.compile(r"-?0x[0-9a-f]+$")
 
 Report = Callable[[int | None, str, str], None]
 
@@ -126,12 +130,24 @@ class HolderChecker:
         for index in range(len(self.view)):
             if self.view.facts(index).mnemonic in _INDIRECT and index not in listed:
                 self.report(index, "offset", "INDIRECT_BRANCH_TARGETS does not list this indirect branch")
-        try:
-            tables = self.kernel.jump_tables
-        except GWatchError as error:
-            self.report(None, "jump-table", error.message)
-            return
-        self.followed += len(tables.words) if tables is not None else 0
+
+    def _table(self, index: int, targets: tuple[int, ...]) -> None:
+        """The table that an indirect branch reads holds its targets, counted from where the branch counts."""
+        match = _DISPLACEMENT.search(self.view.facts(index).text.rstrip(" ;"))
+        base = self.size * (index + 1) + int(match[0], 16) if match else 0
+        wanted = struct.pack(f"<{len(targets)}I", *((target - base) & 0xFFFFFFFF for target in targets))
+        banks = [
+            self.cubin.elf.content(section)
+            for section in self.cubin.elf.sections
+            if section.in_file
+            and section.info == self.kernel.section_index
+            and section.name.startswith(_BANK)
+        ]
+        if not any(bank.find(wanted) >= 0 for bank in banks):
+            self.report(
+                index, "jump-table", f"no table holds the {len(targets)} targets listed for this branch"
+            )
+        self.followed += len(targets)
 
     def _symbols(self) -> None:
         for symbol in self.kernel.inner_functions:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -42,7 +42,9 @@ def _check(cubin: Cubin, kernel: KernelDef, result: KernelCheck) -> None:
     isa = isa_for(cubin.arch.name)
     latency = latency_for(cubin.arch.table)
     words = kernel.words
-    checker = SectionChecker(isa, latency, words, build_cfg(isa, words, _starts(kernel)))
+    entries, jumps = _starts(kernel)
+    cfg = build_cfg(isa, words, entries, jumps=jumps, callees=entries[1:])
+    checker = SectionChecker(isa, latency, words, cfg)
     size = cubin.arch.instruction_size
 
     def report(index: int | None, kind: str, cause: str) -> None:
@@ -59,22 +61,26 @@ def _check(cubin: Cubin, kernel: KernelDef, result: KernelCheck) -> None:
     result.unread = int(np.count_nonzero(live[incomplete])) if incomplete else 0
 
 
-def _starts(kernel: KernelDef) -> tuple[int, ...]:
-    """Where the section is entered: functions, and targets of jump tables that are instructions (the rest is
-    reported with their holders).
+def _starts(kernel: KernelDef) -> tuple[tuple[int, ...], dict[int, list[int]]]:
+    """Where functions start, and the targets of indirect branches, by index; offsets that are no instructions are
+    left to the check of their holders.
     """
-    found = {0}
     count = len(kernel.words)
-    offsets = [symbol.value for symbol in kernel.inner_functions]
+
+    def places(offsets: Iterable[int]) -> list[int]:
+        return [
+            o // INSTRUCTION_SIZE
+            for o in offsets
+            if not o % INSTRUCTION_SIZE and o // INSTRUCTION_SIZE < count
+        ]
+
+    jumps: dict[int, list[int]] = {}
     for attribute in kernel.attributes:
         if attribute.code == Attr.INDIRECT_BRANCH_TARGETS:
             for branch in nvinfo.indirect_branches(attribute):
-                offsets.extend(branch.targets)
-    for offset in offsets:
-        index, rest = divmod(offset, INSTRUCTION_SIZE)
-        if not rest and index < count:
-            found.add(index)
-    return tuple(sorted(found))
+                for index in places([branch.branch]):
+                    jumps[index] = places(branch.targets)
+    return tuple(sorted({0, *places(symbol.value for symbol in kernel.inner_functions)})), jumps
 
 
 def check_cubin(

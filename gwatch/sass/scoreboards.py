@@ -23,6 +23,7 @@ FAR = UNKNOWN
 _CONVERSIONS = frozenset({"MUFU", "POPC", "BREV", "FLO", "I2F", "F2I", "F2F", "FRND", "FCHK"})
 # So does the unit of shared memory and shuffles (compilers wait for a SHFL to have the LDS before it).
 _SHARED = frozenset({"LDS", "LDSM", "SHFL"})
+_SPECIAL = frozenset({"S2R", "S2UR"})
 _DEPBAR = re.compile(r"(SB\d|gsb\d)\s*,\s*(0x[0-9a-f]+|\d+|UR\w+)")
 _SET = re.compile(r"\{([\d,\s]+)\}")
 
@@ -219,7 +220,14 @@ def _pending(cfg: Cfg, view: CodeView, waits: Waits, producer: Producer, index: 
 def unit_of(opcode: str) -> str:
     """The unit that completes instructions of this opcode in order."""
     name = latency_class(opcode)
-    return "XU" if name in _CONVERSIONS else "SHARED" if name in _SHARED else name
+    for unit, names in (("XU", _CONVERSIONS), ("SHARED", _SHARED), ("SPECIAL", _SPECIAL)):
+        if name in names:
+            return unit
+    return name
+
+
+IN_ORDER = frozenset({"XU", "SHARED", "SPECIAL"})
+"""Units whose results compilers leave without a scoreboard where a later one of the same unit has one."""
 
 
 def _covering(cfg: Cfg, view: CodeView, waits: Waits, start: int, goal: int) -> int | None:

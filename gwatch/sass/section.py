@@ -19,7 +19,7 @@ from gwatch.sass.cfg import OUTSIDE, Cfg, Flow, Words, build_cfg, word_at
 from gwatch.sass.control import NO_SCOREBOARD, Control
 from gwatch.sass.integrity import Key, Report
 from gwatch.sass.latency import LatencyTable, latency_class
-from gwatch.sass.scoreboards import Waits, unit_of
+from gwatch.sass.scoreboards import IN_ORDER, Waits, unit_of
 from gwatch.sass.uses import CodeView, Use, WordFacts
 
 if TYPE_CHECKING:
@@ -230,11 +230,13 @@ class SectionChecker:
         written = {key for use in facts.writes() for key in _keys(use)}
         # Uniform registers and predicates are read when the instruction issues.
         sources = {key for use in facts.reads() if use.file == "R" for key in _keys(use)}
-        if writer == NO_SCOREBOARD and reader == NO_SCOREBOARD:
-            self._unannounced(index, facts, written)
+        if writer != NO_SCOREBOARD:
+            self._variable(index, facts, written, 1 << writer, reads=True)
         else:
             # An atomic's predicate is there when its sources have been read: compilers wait for that.
-            self._variable(index, facts, written, 1 << (reader if writer == NO_SCOREBOARD else writer), reads=True)
+            flags = {key for key in written if key[0] == "P" and reader != NO_SCOREBOARD}
+            self._variable(index, facts, flags, 1 << reader, reads=True)
+            self._unannounced(index, facts, written - flags)
         boards = sum(1 << board for board in {reader, writer} - {NO_SCOREBOARD})
         if reader != NO_SCOREBOARD:
             self._variable(index, facts, sources - written, boards, reads=False)
@@ -284,8 +286,9 @@ class SectionChecker:
                 continue
             seen.add((at, board))
             other = self.view.facts(at)
+            same = unit in IN_ORDER and unit_of(other.opcode) == unit
             touched = any(any(key in written for key in _keys(use)) for use in other.uses)
-            if touched and unit_of(other.opcode) != unit and not _exclusive(facts, other):
+            if touched and not same and not _exclusive(facts, other):
                 self._report(
                     at,
                     "unannounced",
@@ -293,7 +296,7 @@ class SectionChecker:
                 )
                 continue
             taken = int(self.view.control["write_scoreboard"][at])
-            if taken != NO_SCOREBOARD and unit_of(other.opcode) == unit:
+            if taken != NO_SCOREBOARD and same:
                 board |= 1 << taken
             if self.cfg.flow.kind[at] != Flow.CALL_OUT:
                 stack.extend((item, board) for item in self.cfg.successors(at))

@@ -25,7 +25,17 @@ def test_a_mutation_follows_from_its_number() -> None:
 
 def test_every_kind_of_field_is_known() -> None:
     kinds = {kind for seed in seeds() for kind in seed.fields}
-    assert kinds == {"header", "sections", "segments", "symbols", "relocations", "attributes", "code", "tables", "debug"}
+    assert kinds == {
+        "header",
+        "sections",
+        "segments",
+        "symbols",
+        "relocations",
+        "attributes",
+        "code",
+        "tables",
+        "debug",
+    }
 
 
 @pytest.mark.parametrize("stage", STAGES)
