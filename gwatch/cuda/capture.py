@@ -5,7 +5,8 @@ needed and always given back (a live one crashes the interpreter at exit), and g
 callbacks are off and have drained (taking it away under a launching thread crashes too); launch callbacks are
 on only inside :meth:`Hooks.observe`; a callback never loads, allocates or waits; an exception in a
 callback is stored and raised again by the code that asked for the observation; the MODULE_LOADED resource
-callback copies bytes and returns.
+callback, made with the driver's locks held, copies bytes and returns, and does so without Python where it can
+(:mod:`gwatch.cuda.catcher`).
 """
 
 from __future__ import annotations
@@ -62,6 +63,8 @@ class Hooks:
         self._open: dict[int, LaunchView] = {}
         self._loading: dict[int, list[_Load]] = {}
         self._inside = threading.local()
+        self._taking = threading.Lock()
+        self.images.refresh = self._take
 
     @property
     def installed(self) -> bool:
@@ -170,6 +173,7 @@ class Hooks:
         with self._lock:
             if self._observer is before:
                 self._observer, self._wanted, self._open = after, {}, {}
+                self._taking = threading.Lock()  # another thread may have held it when the process forked
                 self._process = os.getpid()
 
     @contextlib.contextmanager
@@ -251,6 +255,7 @@ class Hooks:
             if data.site == cupti.SITE_ENTER:
                 self.images.forget(ctypes.c_uint64.from_address(data.params).value)
             return
+        self._take()
         stack = self._loading.setdefault(thread, [])
         if data.site == cupti.SITE_ENTER:
             load = _Load()
@@ -281,6 +286,12 @@ class Hooks:
                 if load.container is not None:
                     self.images.contained(handle, load.container)
 
+    def _take(self) -> None:
+        """Note the images that machine code caught since the last look."""
+        with self._taking:
+            for item in self._cupti.caught() if self._cupti is not None else ():
+                self._saw(item.thread, item.image)
+
     def _module_loaded(self, address: int) -> None:
         descriptor = cupti.ResourceData.from_address(address).descriptor
         if not descriptor:
@@ -288,8 +299,10 @@ class Hooks:
         module = cupti.ModuleResourceData.from_address(descriptor)
         if not module.image or not module.size:
             return
-        image = ctypes.string_at(module.image, module.size)
-        stack = self._loading.get(threading.get_ident())
+        self._saw(threading.get_ident(), ctypes.string_at(module.image, module.size))
+
+    def _saw(self, thread: int, image: bytes) -> None:
+        stack = self._loading.get(thread)
         if stack:
             stack[-1].seen = stack[-1].seen or image
         self.images.seen(image)

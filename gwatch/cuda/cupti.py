@@ -14,7 +14,9 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from gwatch.cuda.catcher import Catcher, Caught
 from gwatch.errors import ToolError
 
 DOMAIN_DRIVER, DOMAIN_RESOURCE = 1, 3
@@ -139,7 +141,8 @@ class Cupti:
         self.path = path
         self._library = ctypes.CDLL(path)
         self._subscriber = ctypes.c_void_p()
-        self._thunk: object | None = None
+        self._thunk: Any = None
+        self._catcher: Catcher | None = None
         self._ids: dict[str, int] | None = None
 
     @property
@@ -176,6 +179,9 @@ class Cupti:
         """
         # One C callback per library, never freed: a thread may be inside it while another one unsubscribes.
         thunk = self._thunk = self._thunk or CallbackType(callback)
+        if self._catcher is None:
+            self._catcher = Catcher.make(ctypes.cast(thunk, ctypes.c_void_p).value or 0)
+        entry = thunk if self._catcher is None else ctypes.c_void_p(self._catcher.address)
         holder = ctypes.create_string_buffer(_NAME_BYTES)
         if hasattr(self._library, "cuptiSubscribe_v2"):
             params = _SubscriberParams(
@@ -185,10 +191,10 @@ class Cupti:
                 _NAME_BYTES,
             )
             status = self._library.cuptiSubscribe_v2(
-                ctypes.byref(self._subscriber), thunk, None, ctypes.byref(params)
+                ctypes.byref(self._subscriber), entry, None, ctypes.byref(params)
             )
         else:
-            status = self._library.cuptiSubscribe(ctypes.byref(self._subscriber), thunk, None)
+            status = self._library.cuptiSubscribe(ctypes.byref(self._subscriber), entry, None)
         if status == _HELD_ELSEWHERE:
             self._subscriber = ctypes.c_void_p()
             who = holder.value.decode(errors="replace") or "another tool (a profiler, debugger or sanitizer)"
@@ -200,6 +206,10 @@ class Cupti:
                 "end that profiler, trace before it starts, or run the program without it",
             )
         self._check("cuptiSubscribe", status)
+
+    def caught(self) -> list[Caught]:
+        """Images loaded since the last call, where machine code takes them; else they come to the callback."""
+        return [] if self._catcher is None else self._catcher.take()
 
     def enable(self, domain: int, callback_id: int, on: bool) -> None:
         """Switch one callback on or off."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections import Counter
+from collections.abc import Callable
 from hashlib import sha256
 
 _ELF64_HEADER, _SECTION_ENTRY, _PROGRAM_ENTRY, _NOBITS = 64, 64, 56, 8
@@ -97,6 +98,8 @@ class ImageStore:
         self._own: set[bytes] = set()
         self._found: dict[tuple[int, int, str], tuple[bytes, str]] = {}
         self._swaps: list[tuple[bytes, ctypes.Array[ctypes.c_char]]] = []
+        self.refresh: Callable[[], None] = lambda: None
+        """Brings what the driver loaded meanwhile."""
 
     # called from callbacks
 
@@ -167,6 +170,7 @@ class ImageStore:
 
     def with_kernel(self, name: str) -> list[bytes]:
         """Distinct images seen that hold a kernel of this mangled name and belong to no known handle."""
+        self.refresh()
         known = set(self._by_handle.values())
         pool = [image for image in self._seen if has_kernel(image, name)]
         return [image for image in pool if image not in known and sha256(image).digest() not in self._own]

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gwatch.cuda import cupti
+from gwatch.cuda.catcher import Caught
 from gwatch.cuda.launchview import LAYOUTS
 
 NAMES = [
@@ -36,6 +37,7 @@ class FakeCupti:
         self.subscribed = False
         self.callback: Any = None
         self.context = 0x77
+        self.images: list[Caught] = []
         self._correlation = 0
 
     def callback_ids(self) -> dict[str, int]:
@@ -43,6 +45,11 @@ class FakeCupti:
 
     def subscribe(self, callback: Any, name: str = "gwatch") -> None:
         self.subscribed, self.callback = True, callback
+
+    def caught(self) -> list[Caught]:
+        """Images that machine code caught; ``module_loaded`` calls Python, as on other machines."""
+        taken, self.images = self.images, []
+        return taken
 
     def unsubscribe(self) -> None:
         assert not self.on, "callbacks must be off before the subscription goes"
