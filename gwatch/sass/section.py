@@ -32,6 +32,7 @@ _MEMORY = frozenset(
         "LDS",
         "STS",
         "LDSM",
+        "LDGSTS",
         "STSM",
         "ATOMS",
         "LDG",
