@@ -93,8 +93,6 @@ def tilelang() -> None:
     from tilelang import tvm
 
     target = tvm.target.Target({"kind": "cuda", "arch": "sm_90a"})
-    with target:
-        source = dsl.lower(example.matmul(512), target=target).kernel_source
     package = Path(dsl.__file__).parent
     options = [
         "-std=c++17",
@@ -102,11 +100,12 @@ def tilelang() -> None:
         f"-I{package / 'src'}",
         f"-I{package / '3rdparty/cutlass/include'}",
     ]
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, target:
         path = Path(folder, "kernel.cu")
-        path.write_text(source)
-        for kind in ("ptx", "cubin"):
-            nvcc(kind, "90a", path, HERE / f"tilelang_matmul.{kind}", *options)
+        for marked, name, kinds in ((True, "matmul", ("ptx", "cubin")), (False, "unmarked", ("cubin",))):
+            path.write_text(dsl.lower(example.matmul(512, marked), target=target).kernel_source)
+            for kind in kinds:
+                nvcc(kind, "90a", path, HERE / f"tilelang_{name}.{kind}", *options)
 
 
 def golden() -> None:
