@@ -20,6 +20,7 @@ LAYERS = [
     ("gwatch.inspect", 3),
     ("gwatch.check", 3),
     ("gwatch.cuda.driver", 4),
+    ("gwatch.cuda.catcher", 4),
     ("gwatch.cuda.cupti", 4),
     ("gwatch.cuda.capture", 4),
     ("gwatch.cuda.images", 4),
