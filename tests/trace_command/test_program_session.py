@@ -374,6 +374,18 @@ def test_chosen_ctas_alone_are_recorded(machine: Machine, start: Callable[..., A
     assert np.unique(report.runs[0].trace.rows.block).tolist() == [1 + 2 * 2]
 
 
+def test_a_launch_that_does_not_fit_keeps_no_other_from_being_traced(
+    machine: Machine, start: Callable[..., Any]
+) -> None:
+    session = start(cta=((1, 2, 0),))
+    machine.launch(grid=(1, 1, 1))
+    machine.launch(grid=(1, 1, 1))
+    machine.launch(grid=(2, 3, 1))
+    found = outcome.collect(session)
+    assert machine.ran == ["plain", "plain", "traced"] and found["problems"] == []
+    assert [run["number"] for run in found["runs"]] == [2]
+
+
 def test_a_number_of_ctas_is_recorded_and_said(machine: Machine, start: Callable[..., Any]) -> None:
     session = start(ctas=2)
     machine.launch(grid=(8, 1, 1))

@@ -79,6 +79,8 @@ def collect(session: ProgramSession) -> dict[str, Any]:
         if section.runs and not options.all_kernels:
             break
     for kernel in several:
+        if kernel.refused is None and not kernel.traced and kernel.unfit:
+            kernel.refused = next(iter(kernel.unfit.values()))
         if kernel.refused is not None:
             problems.append(_refusal(kernel))
     problems += _circumstances(session)

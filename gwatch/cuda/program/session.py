@@ -41,6 +41,8 @@ ALL_TIMED, ONE_IN = 1000, 16
 """Launches of a kernel that are all timed, and how many of the later ones."""
 PLAIN_TIMED = 32
 """Times of a traced kernel that say enough about its untraced launches."""
+_OF_A_SHAPE = frozenset({"block-too-large", "cooperative-too-large", "ring-too-large", "cta-outside"})
+"""Refusals that say nothing about the kernel's launches of other shapes."""
 _UNCHECKED = Verdict("not checked: outputs are compared with --verify")
 
 
@@ -72,6 +74,7 @@ class Kernel:
     prepared: Prepared | None = None
     module: tuple[int, int] | None = None  # handle that ``prepared`` is for, and how often it was handed out
     refused: GWatchError | None = None
+    unfit: dict[Shape, GWatchError] = field(default_factory=dict)  # launches of these shapes alone cannot be traced
     busy: bool = False
     traced: list[Traced] = field(default_factory=list)
     times: dict[Shape, list[float]] = field(default_factory=dict)
@@ -260,13 +263,17 @@ class ProgramSession:
 
     def _trace(self, kernel: Kernel, view: LaunchView, number: int, captured: bool) -> Traced | None:
         """Send the launch to patched code; None when that is refused, and then the launch stays as it is."""
-        if kernel.refused is not None or kernel.busy:
+        shape = _shape(view)
+        if kernel.refused is not None or kernel.busy or shape in kernel.unfit:
             return None
         kernel.busy = True  # another thread launching the same kernel meanwhile goes untraced
         try:
             return self._redirect(kernel, view, number, captured)
         except GWatchError as error:
-            kernel.refused = error
+            if error.code in _OF_A_SHAPE:
+                kernel.unfit[shape] = error
+            else:
+                kernel.refused = error
         except Exception as error:  # the program's launch must go on as it is
             name = type(error).__name__
             kernel.refused = TraceError(
