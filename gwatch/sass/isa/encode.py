@@ -12,7 +12,6 @@ that are known to read as the shape says (equal patterns differ in their numbers
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import product
@@ -20,7 +19,7 @@ from itertools import product
 from gwatch.errors import EncodeError
 from gwatch.sass.control import CONTROL_MASK
 from gwatch.sass.isa import tree, values
-from gwatch.sass.isa.lex import Cut, join
+from gwatch.sass.isa.lex import Cut, join, pieces
 from gwatch.sass.isa.model import GUARD_SHIFT, KEY_BIT, Choice, Form, Key, Value, key_of
 from gwatch.sass.isa.pattern import PLAIN_MASK, Pattern
 from gwatch.sass.isa.template import Template, Templates
@@ -228,7 +227,8 @@ class Encoder:
 
     def _recipe(self, cut: Cut, relative: bool) -> Recipe:
         plans = []
-        for plan in self.plans(cut):
+        # What nvdisasm prints of an access with a hidden operand stands for that one as well: then no plan is followed.
+        for plan in self.plans(cut) if self._hidden_operand(cut) is None else ():
             if plan.problem is None:
                 pattern = self.templates.pattern(plan.key.key)
                 assert pattern is not None
@@ -338,6 +338,10 @@ class Encoder:
 
     def _problem(self, cut: Cut, body: str) -> EncodeError:
         """Why no word reads as ``cut``: the first thing that does not fit, or the nearest that there is."""
+        hidden = self._hidden_operand(cut)
+        if hidden is not None:
+            return EncodeError("operand-hidden", f"{body!r} does not say its descriptor register, which nvdisasm does "
+                               "not print", f"canonical text shows it, like {'.'.join(cut.opcode)} {hidden}")
         problems: list[EncodeError] = []
         for plan in self.plans(cut):
             problem = plan.problem or self._misfit(plan, cut)
@@ -614,10 +618,6 @@ class Encoder:
                 near = [f".{name}" for name in _close(word, sorted(words - {mnemonic, ""}))]
                 return EncodeError("modifier-unknown", f"{mnemonic} has no modifier .{word} (in {body!r})",
                                    _listed("nearest", near), near, f".{word}")
-        hidden = self._hidden_operand(keys, cut)
-        if hidden is not None:
-            return EncodeError("operand-hidden", f"{body!r} does not say its descriptor register, which nvdisasm does "
-                               "not print", f"canonical text shows it, like {hidden}")
         skeletons = sorted({f.skeleton for key in keys for f in key.forms})
         if cut.skeleton not in skeletons:
             near = _close(cut.skeleton, skeletons)
@@ -626,22 +626,48 @@ class Encoder:
         return EncodeError("form-unknown", f"{mnemonic} has no form with these modifiers and operand marks: {body!r}",
                            "known opcode words: " + " ".join(sorted(words))[:200])
 
-    @staticmethod
-    def _hidden_operand(keys: list[Key], cut: Cut) -> str | None:
-        """The skeleton of a form that nvdisasm prints as ``cut``, without an operand it has; None if there is none."""
-        for key in keys:
-            for form in key.forms:
-                if form.hidden and shown_skeleton(form.skeleton) == cut.skeleton:
-                    return form.skeleton.replace("desc[U]", "desc[UR4]")
+    def _hidden_operand(self, cut: Cut) -> str | None:
+        """How operands look of which nvdisasm prints ``cut``, leaving a descriptor out; None where it hides nothing.
+
+        Where compilers write what ``cut`` says as it stands, only hidden operands that they write as well count.
+        """
+        if "desc[" in cut.skeleton:
+            return None
+        hiding = [(key, form) for key in self._keys(cut.opcode[0]) for form in key.forms if form.hidden]
+        if not hiding:
+            return None
+        plainly = any(plan.compiled for plan in self.plans(cut))
+        for key, form in hiding:
+            skeleton, places = shown_form(form)
+            if skeleton != cut.skeleton:
+                continue
+            if plainly:
+                found = any(opcode == cut.opcode and tuple(attached[n] for n in places) == cut.attachments
+                            for opcode, attached in self.shapes(key, form))
+            else:
+                words = {w for choice in key.opcode for label in choice.labels for w in label.split(".")}
+                found = set(cut.opcode) <= words and all(
+                    text in form.attachments[n].labels for text, n in zip(cut.attachments, places, strict=True))
+            if found:
+                return form.skeleton.replace("desc[U]", "desc[UR4]")
         return None
 
 
-_DESCRIPTOR = re.compile(r"desc\[[^\]]*\]")
-
-
-def shown_skeleton(skeleton: str) -> str:
-    """What nvdisasm prints of an operand skeleton whose descriptors it hides."""
-    return _DESCRIPTOR.sub("", skeleton)
+def shown_form(form: Form) -> tuple[str, list[int]]:
+    """What nvdisasm prints of a form whose descriptors it hides: its skeleton, and which attachments are in it."""
+    skeleton = []
+    places: list[int] = []
+    at = 0
+    inside = False
+    for piece in pieces(form.skeleton):
+        count = 2 if piece[0].isupper() else 1 if piece[0].islower() or piece[0] == "]" else 0
+        inside = inside or piece == "desc"
+        if not inside:
+            skeleton.append(piece)
+            places += range(at, at + count)
+        inside = inside and piece[0] != "]"
+        at += count
+    return "".join(skeleton), places
 
 
 def is_constant(kind: str, text: str) -> bool:
