@@ -27,6 +27,9 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -96,6 +99,7 @@ def main() -> int:
         "--longest", type=int, default=100_000, help="leave out longer kernels (instructions)"
     )
     parser.add_argument("--rounds", type=int, default=100, help="times through all kernels, at most")
+    parser.add_argument("--jobs", type=int, default=1, help="processes (without a GPU)")
     parser.add_argument("--gpu", action="store_true", help="run on the GPU")
     parser.add_argument(
         "--frameworks", action="store_true", help="on the GPU: kernels that torch, Triton and CuPy launch"
@@ -154,73 +158,109 @@ def _pairs(text: str) -> int:
     return int(found[-1]) if found else 0
 
 
+@dataclass
+class Part:
+    """What one process did."""
+
+    total: Outcome = field(default_factory=Outcome)
+    planted: Counter[str] = field(default_factory=Counter)
+    caught: Counter[str] = field(default_factory=Counter)
+    by_arch: dict[str, Counter[str]] = field(default_factory=dict)
+    cases: int = 0
+
+    def merge(self, other: Part) -> None:
+        """Add another process's."""
+        self.total.add(other.total)
+        self.planted.update(other.planted)
+        self.caught.update(other.caught)
+        self.cases += other.cases
+        for arch, row in other.by_arch.items():
+            self.by_arch.setdefault(arch, Counter()).update(row)
+
+
 def offline(args: argparse.Namespace) -> int:
     """Torture without a GPU."""
     begin = time.monotonic()
-    total = Outcome()
-    planted: Counter[str] = Counter()
-    caught: Counter[str] = Counter()
-    kernels: dict[str, Counter[str]] = {}
-    cases = 0
-    for number in range(args.rounds):
-        rng = random.Random(f"{args.seed}|{number}")
-        tried = False
-        for path, cubin, kernel in kernels_of(args.kernels, rng, args.longest, args.only):
-            spent = total.proved + sum(total.refused.values())
-            if spent >= args.sites or (args.seconds and time.monotonic() - begin > args.seconds):
-                break
-            tried = True
-            found = Outcome()
-            try:
-                case = make_case(
-                    cubin, kernel, args.seed, path.name, number if args.case is None else args.case
-                )
-                found = prove(case)
-                if found.rewrites and (cases % PLANT_EVERY == 0 or args.case is not None):
-                    for kind, (seeds, seen, missed) in plant_all(case).items():
-                        planted[kind] += seeds
-                        caught[kind] += seen
-                        found.wrong += missed
-            except GWatchError as error:
-                found.refused[error.code] = 1
-                found.reasons[error.code] = f"{kernel.name}: {error}"
-            cases += 1
-            arch = cubin.arch.name
-            row = kernels.setdefault(arch, Counter())
-            row["kernels"] += 1
-            row["rewritten" if found.proved else "refused"] += 1
-            row["sites"] += found.proved
-            if not found.proved and found.refused:
-                row["refused: " + max(found.refused, key=lambda code: found.refused[code])] += 1
-            for sentence in found.wrong:
-                print(
-                    f"WRONG {path.name} {kernel.name}: {sentence}\n  again: python tools/torture.py --kernels {path} "
-                    f"--only '^{re.escape(kernel.name)}$' --seed {args.seed} --case {number} --rounds 1",
-                    file=sys.stderr,
-                    flush=True,
-                )
-            total.add(found)
-            if sys.stderr.isatty():
-                sys.stderr.write(f"\r{total.proved} proved, {len(total.wrong)} wrong, {cases} cases ")
-        if not tried or args.case is not None:
-            break
+    whole = Part()
+    if args.jobs > 1:
+        with ProcessPoolExecutor(args.jobs) as pool:
+            for part in pool.map(partial(work, args), range(args.jobs)):
+                whole.merge(part)
+    else:
+        whole = work(args, 0)
     result = {
         "seed": args.seed,
         "seconds": round(time.monotonic() - begin, 1),
-        "cases": cases,
-        "rewrites": total.rewrites,
-        "proved": total.proved,
-        "refused": dict(sorted(total.refused.items())),
-        "reasons": total.reasons,
-        "wrong": len(total.wrong),
-        "by_arch": {arch: dict(row) for arch, row in sorted(kernels.items())},
-        "planted": dict(planted),
-        "caught": dict(caught),
+        "cases": whole.cases,
+        "rewrites": whole.total.rewrites,
+        "proved": whole.total.proved,
+        "refused": dict(sorted(whole.total.refused.items())),
+        "reasons": whole.total.reasons,
+        "wrong": len(whole.total.wrong),
+        "by_arch": {arch: dict(row) for arch, row in sorted(whole.by_arch.items())},
+        "planted": dict(whole.planted),
+        "caught": dict(whole.caught),
     }
     print(json.dumps(result, indent=1) if args.json else summary(result))
-    if not cases:
+    if not whole.cases:
         return 2
-    return 1 if total.wrong else 0
+    return 1 if whole.total.wrong else 0
+
+
+def work(args: argparse.Namespace, part: int) -> Part:
+    """Every ``args.jobs``-th kernel, from ``part`` on, until the share of pairs or the time is used up."""
+    begin = time.monotonic()
+    done = Part()
+    for number in range(args.rounds):
+        rng = random.Random(f"{args.seed}|{number}")
+        tried = False
+        for place, (path, cubin, kernel) in enumerate(kernels_of(args.kernels, rng, args.longest, args.only)):
+            spent = done.total.proved + sum(done.total.refused.values())
+            if spent * args.jobs >= args.sites or (args.seconds and time.monotonic() - begin > args.seconds):
+                return done
+            if place % args.jobs == part:
+                tried = True
+                try_case(args, path, cubin, kernel, number if args.case is None else args.case, done)
+            if sys.stderr.isatty() and args.jobs == 1:
+                sys.stderr.write(
+                    f"\r{done.total.proved} proved, {len(done.total.wrong)} wrong, {done.cases} cases "
+                )
+        if not tried or args.case is not None:
+            break
+    return done
+
+
+def try_case(
+    args: argparse.Namespace, path: Path, cubin: Cubin, kernel: KernelDef, number: int, done: Part
+) -> None:
+    """One case: prove it, and every so often plant faults in it."""
+    found = Outcome()
+    try:
+        case = make_case(cubin, kernel, args.seed, path.name, number)
+        found = prove(case)
+        if found.good and (done.cases % PLANT_EVERY == 0 or args.case is not None):
+            for kind, (seeds, seen, missed) in plant_all(case.part(found.good)).items():
+                done.planted[kind] += seeds
+                done.caught[kind] += seen
+                found.wrong += missed
+    except GWatchError as error:
+        found.refused[error.code] = 1
+        found.reasons[error.code] = f"{kernel.name}: {error}"
+    done.cases += 1
+    row = done.by_arch.setdefault(cubin.arch.name, Counter())
+    row["kernels"] += 1
+    row["rewritten" if found.proved else "refused"] += 1
+    row["sites"] += found.proved
+    if not found.proved and found.refused:
+        row["refused: " + max(found.refused, key=lambda code: found.refused[code])] += 1
+    for sentence in found.wrong:
+        print(
+            f"WRONG {path.name} {kernel.name}: {sentence}\n  again: python tools/torture.py --kernels {path} "
+            f"--only '^{re.escape(kernel.name)}$' --seed {args.seed} --case {number} --rounds 1",
+            file=sys.stderr,
+            flush=True,
+        )
+    done.total.add(found)
 
 
 def summary(result: dict[str, object]) -> str:

@@ -33,6 +33,8 @@ class Outcome:
     reasons: dict[str, str] = field(default_factory=dict)
     wrong: list[str] = field(default_factory=list)
     rewrites: int = 0
+    good: list[int] = field(default_factory=list)
+    """Insertions of the last rewrite that was proved, by their place in the case."""
 
     def add(self, other: Outcome) -> None:
         """Count another outcome in."""
@@ -63,7 +65,9 @@ def prove(case: Case) -> Outcome:
         outcome.rewrites += 1
         wrong = faults(part, before, rewritten, after)
         outcome.wrong += wrong
-        outcome.proved += 0 if wrong else len(part)
+        if not wrong:
+            outcome.proved += len(part)
+            outcome.good = group
     return outcome
 
 
