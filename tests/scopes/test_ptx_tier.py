@@ -308,6 +308,33 @@ def test_tritons_cache_is_searched(dump: Path) -> None:
     assert find("triton_attention", "triton").kernels == ["attention_kernel"]
 
 
+class CompiledKernel:
+    """As Triton's: the handle and what was compiled."""
+
+    def __init__(self, handle: int, asm: dict[str, str]) -> None:
+        self.function, self.asm = handle, asm
+
+
+class StaticallyLaunchedCudaKernel:
+    """As Inductor's: the handle and a file of the cache."""
+
+    def __init__(self, handle: int, path: Path) -> None:
+        self.function, self.cubin_path = handle, str(path)
+
+
+def test_tritons_compiled_kernel_is_known_by_its_handle(dump: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (DATA / "triton_attention.ptx").read_text()
+    monkeypatch.setitem(sys.modules, "triton", type(sys)("triton"))
+    other = CompiledKernel(9, {"ptx": text.replace("pmevent.mask 0xa001", "pmevent.mask 0xa004")})
+    kept = [other, CompiledKernel(8, {"ptx": text})]
+    assert find("triton_attention", "triton").text == text
+    path = dump.parent / "cache/hash/attention_kernel.cubin"
+    path.with_suffix(".ptx").write_text(text + "// from the cache")
+    old(path.with_suffix(".ptx"))
+    kept[:] = [other, StaticallyLaunchedCudaKernel(8, path)]  # type: ignore[list-item]
+    assert find("triton_attention", "triton").text.endswith("// from the cache")
+
+
 @pytest.mark.parametrize(
     ("dsl", "said"),
     [

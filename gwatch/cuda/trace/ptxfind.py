@@ -145,9 +145,14 @@ def _of_dsl(dsl: str, kernel: str, handle: int) -> Iterator[FoundPtx]:
 def _triton(kernel: str, handle: int) -> Iterator[FoundPtx]:
     if "triton" in sys.modules:
         # Searched by name: the handle says which of several kernels of one name was launched.
-        for candidate in reachable({"CompiledKernel"}):
+        for candidate in reachable({"CompiledKernel", "StaticallyLaunchedCudaKernel"}):
+            if getattr(candidate, "function", None) != handle:
+                continue
             text = (getattr(candidate, "asm", None) or {}).get("ptx")
-            if getattr(candidate, "function", None) == handle and isinstance(text, str):
+            beside = getattr(candidate, "cubin_path", None)  # Inductor's: the cache's file
+            if not isinstance(text, str) and beside is not None:
+                text = _read(Path(beside).with_suffix(".ptx"))
+            if isinstance(text, str):
                 yield FoundPtx(text, "Triton's compiled kernel")
                 return
     cache = Path(os.environ.get("TRITON_CACHE_DIR") or Path.home() / ".triton" / "cache")
