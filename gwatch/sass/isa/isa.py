@@ -81,7 +81,7 @@ class Isa:
         offset = template.offset(plain)
         target = None if offset is None else pc + self.arch.instruction_size + offset
         text = template.text(plain, self.zero, target, reuse)
-        canonical = template.text(plain, self.zero, target, reuse, True)
+        canonical = template.text(plain, self.zero, target, reuse, True) if template.two_texts else text
         guard = (word >> GUARD_SHIFT & 7, bool(word >> GUARD_SHIFT + 3 & 1))
         uniform = template.key.uniform_guard
         if guard != (7, False):

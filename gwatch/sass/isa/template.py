@@ -10,13 +10,14 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from gwatch.sass.isa import lex
 from gwatch.sass.isa.effects import FILES, Effects, RegUse, warpgroup_counts
 from gwatch.sass.isa.model import Form, Key, key_of
 from gwatch.sass.isa.pattern import KEY_MASK, PLAIN_MASK, Pattern
 from gwatch.sass.isa.table import Table
-from gwatch.sass.isa.values import Field, number_text
+from gwatch.sass.isa.values import FLOATS, Field, number_text
 
 _HOLE = "\x01"
 _HIDDEN = "\x02"
@@ -43,7 +44,7 @@ class Access:
         return None if number == self.zero else RegUse(self.file, number, self.count, self.role)
 
 
-@dataclass(slots=True)
+@dataclass
 class Template:
     """One pattern of one opcode.
 
@@ -67,6 +68,11 @@ class Template:
     implicit: tuple[tuple[RegUse, bool], ...]
     complete: bool
     _shown: dict[tuple[tuple[int, ...], bool], tuple[tuple[str, ...], tuple[int, ...]]] = field(default_factory=dict)
+
+    @cached_property
+    def two_texts(self) -> bool:
+        """Whether the canonical text may say more than nvdisasm's."""
+        return bool(self.form.hidden) or any(place.kind in FLOATS for place in self.fields)
 
     @property
     def mnemonic(self) -> str:
