@@ -77,6 +77,16 @@ def test_a_warp_that_leaves_in_parts_lives_until_its_last_exit() -> None:
     assert [site["label"] for site in result["sites"]] == ["entry", "exit (any of 2)"]
 
 
+def test_exits_that_were_passed_leave_no_hole_in_their_lanes_sequence() -> None:
+    result = result_of([(0, 0, 0, 10), (0, 0, 1, 20), (0, 0, 2, 30), (0, 0, 1, 40), (0, 1, 0, 11), (0, 1, 2, 21)])
+    records = result["records"]
+    records["sequence"] = [4, 5, 0, 6, 0, 1]  # lane 0 had made four more before the ring kept any
+    records["lane"] = [0, 0, 3, 0, 0, 0]
+    merge_exits(result)
+    kept = [(int(r["warp"]), int(r["lane"]), int(r["site"]), int(r["sequence"])) for r in result["records"]]
+    assert kept == [(0, 0, 0, 4), (0, 0, 1, 5), (1, 0, 0, 0), (1, 0, 1, 1)]
+
+
 def test_regions_and_sites_are_warp_level_unless_told(pipeline: KernelDef) -> None:
     options = ProgramOptions("", sites=("30", "12,thread"), regions=("wait=12..13", "all = 0 .. op:EXIT@all"))
     places = places_of(pipeline, options)

@@ -230,10 +230,11 @@ def _result(session: ProgramSession, kernel: Kernel, traced: Traced) -> TraceRes
     if places.scopes is not None:
         merge(result, places.scopes, refuse=False)
     result["warnings"] = [text.replace("sass_per_thread_records", "--depth") for text in result["warnings"]]
-    with driver.inside(slot.context):
-        clock = host_clock(driver)
+    if slot.context not in session.host_clocks:
+        with driver.inside(slot.context):
+            session.host_clocks[slot.context] = host_clock(driver)
     result["launch"].update(
-        host_clock=clock,
+        host_clock=session.host_clocks[slot.context],
         index=traced.number,
         launches=kernel.row.count - kernel.row.tuning,
         rank=rank(),

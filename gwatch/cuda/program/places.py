@@ -13,6 +13,7 @@ from gwatch.cuda.program.options import ProgramOptions
 from gwatch.cuda.xtrace.markers import find_markers
 from gwatch.cuda.xtrace.scopes import Scopes, scope_sites
 from gwatch.errors import SiteError
+from gwatch.rewrite.ring import LANES
 from gwatch.rewrite.sites import resolve_site
 from gwatch.rewrite.trace import SassTraceSite
 
@@ -154,7 +155,10 @@ def _resolve(kernel: KernelDef, text: str) -> list[SassTraceSite]:
 
 
 def merge_exits(result: TraceResult) -> None:
-    """Make one "exit" of the many: site 1, and only the last one of each warp, whose lanes may leave apart."""
+    """Make one "exit" of the many: site 1, and only the last one of each warp, whose lanes may leave apart.
+
+    A predicated EXIT may also be passed. Records that are left out leave no hole in the sequence of their lane.
+    """
     records = result["records"]
     sites: Sequence[dict[str, Any]] = result["sites"]
     leaving = records["site"] > 0
@@ -168,7 +172,15 @@ def merge_exits(result: TraceResult) -> None:
     last = order[np.append(np.diff(warp[order]) != 0, True)] if len(order) else order
     keep = ~leaving
     keep[last] = True
-    merged = records[keep].copy()
+    lane = records["lane"].astype(np.int64)
+    by_lane = np.lexsort((records["sequence"], lane, warp))
+    gone = np.cumsum(~keep[by_lane])
+    same = np.append(False, np.diff(warp[by_lane] * LANES + lane[by_lane]) == 0)
+    first = np.maximum.accumulate(np.where(same, 0, np.arange(len(by_lane))))
+    before = gone - (gone - ~keep[by_lane])[first] if len(by_lane) else gone
+    records = records.copy()
+    records["sequence"][by_lane] -= before.astype(np.uint32)
+    merged = records[keep]
     merged["site"][merged["site"] > 0] = 1
     result["records"] = merged
     if len(sites) > 2:

@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from gwatch.cuda.capture import hooks
 from gwatch.cuda.driver import COPIED_ATTRIBUTES, NUM_REGS, Driver
@@ -105,6 +106,7 @@ class ProgramSession:
         self._watchdog: threading.Thread | None = None
         self._stopped = threading.Event()
         self.profiled = False
+        self.host_clocks: dict[int, dict[str, Any] | None] = {}  # by context
         self.unseen_autotuners: dict[str, None] = {}
         self.on_first_launch: Callable[[], None] = lambda: None
         self.on_hang: Callable[[ProgramSession, Kernel, Traced | None], None] = lambda *_: None
