@@ -228,10 +228,11 @@ def test_two_ranks_on_two_gpus(program: Any, gpu: Driver) -> None:
 
 
 def test_a_soak_of_threads_modules_graphs_and_errors(program: Any, record_property: Any) -> None:
-    """``GWATCH_SOAK_SECONDS=1800`` makes it the long one."""
+    """``GWATCH_SOAK_SECONDS=1800`` makes it the long one; from 120 on memory must be flat in its second half."""
     needs("torch", "cuda.bindings")
-    seconds = float(os.environ.get("GWATCH_SOAK_SECONDS", "20"))
-    traced = program("soak.py", str(seconds), trace=["--all-kernels"], limit=seconds + 240)
+    seconds = float(os.environ.get("GWATCH_SOAK_SECONDS", "30"))
+    options = ["--kernel", "at6native|fill", "--all-kernels"]
+    traced = program("soak.py", str(seconds), trace=options, limit=seconds + 240)
     if os.environ.get("OUT"):
         (Path(os.environ["OUT"]) / "soak.err").write_text(traced.err)
     assert traced.code == 0, (traced.out, traced.err[-3000:])
@@ -240,7 +241,8 @@ def test_a_soak_of_threads_modules_graphs_and_errors(program: Any, record_proper
     record_property("soak", f"{seconds:g} s: {done[1]}, memory {memory[0]}")
     sys.stdout.write(f"soak of {seconds:g} s: {done[1]}, {memory[0]} (host early, late, device early, late)\n")
     host_early, host_late, device_early, device_late = map(int, memory.groups())
-    assert host_late - host_early < 100 and device_late - device_early < 100, memory[0]
+    if seconds >= 120:
+        assert host_late - host_early < 100 and device_late - device_early < 100, memory[0]
     assert all(count > 0 for count in map(int, re.findall(r"\d+", done[1]))), done[1]
     kernels = {run.kernel for run in traced.runs()}
     assert "fill" in kernels and any("softmax" in name for name in kernels), kernels
