@@ -22,7 +22,7 @@ from gwatch.sass.listing import ListedSection, parse_listing
 SIZE = 16
 _NAMED = re.compile(r"`\(([^()`]+)\)|(\.L_x_\d+)")
 _INDIRECT = re.compile(r"^(?P<head>(?:@!?U?P\w+ )?BRXU? U?R\d+ )(?P<number>-?0x[0-9a-f]+)")
-_TABLE = re.compile(r"(?P<head>^.*\bU?LDCU?\S* .*c\[0x2\]\[(?:U?R\w+)?)\+?(?P<number>-?0x[0-9a-f]+)?\]")
+_TABLE = re.compile(r"(?P<head>^.*\bU?LDCU?\S* .*c\[0x2\]\[(?P<index>U?R\w+)?)\+?(?P<number>-?0x[0-9a-f]+)?\]")
 _THROUGH = re.compile(r"(?:@!?U?P\w+ )?CALL\S* U?R\d+ ")
 _POINTER = 8
 # Attribute -> (32-bit words per record, which of them are offsets).
@@ -149,12 +149,12 @@ class _Comparison:
         load, loads = _TABLE.match(before), _TABLE.match(after)
         if load and loads and before != after:
             start = int(load["number"] or "0", 16)
-            self.moved_loads[index] = start
+            self.moved_loads[index] = start + self._carried(index, load["index"])
             if int(loads["number"] or "0", 16) != start + self.stride or not self.stride:
                 raise self.fail(f"instruction {index} ({old}) reads a table elsewhere: {new}")
             before, after = (match.re.sub(match["head"], text) for match, text in ((load, before), (loads, after)))
         elif load:
-            self.still_loads[index] = int(load["number"] or "0", 16)
+            self.still_loads[index] = int(load["number"] or "0", 16) + self._carried(index, load["index"])
         if before != after:
             raise self.fail(f"instruction {index} reads {old!r}, now {new!r}")
         counts = "RET" in old or _THROUGH.match(old) is not None
@@ -162,6 +162,15 @@ class _Comparison:
         if wanted != reached:
             raise self.fail(f"instruction {index} ({old}) leads to {reached}, not {wanted}")
         self.targets += len(targets)
+
+    def _carried(self, index: int, register: str | None) -> int:
+        """The constant that nvlink's code adds to a table's index and takes away again in the load."""
+        wanted = re.compile(rf"(?:VIADD|U?IADD3?)\S* {register}, (?:PT, )*U?R\d+, (0x[0-9a-f]+)(?:, U?RZ)? ?;?$")
+        for line in reversed(self.before.instructions[max(0, index - 200) : index]):
+            if re.search(rf"^(?:@!?U?P\w+ )?\S+ {register},", line.text):
+                found = wanted.search(line.text)
+                return int(found[1], 16) if found else 0
+        return 0
 
     def _twin(self, index: int, old: str, new: str) -> None:
         assert self.result.twin is not None

@@ -2,7 +2,8 @@
 
 ``BRX R6 -0x220`` goes to the start of its section plus R6; ``CALL.REL.NOINC R10 start`` likewise. The register comes
 from a load out of constant bank 2 (``LDC R6, c[0x2][R9+0x40]``; ``LDCU`` for uniform branches), whose immediate is the
-first byte of a table of code offsets. :func:`find_table_loads` follows the register back to those loads on every path
+first byte of a table of code offsets; in linked cubins the index carries a constant that the immediate takes away again
+(``IADD3 R9, R9, 0x8000, RZ; LDC R6, c[0x2][R9+-0x8000]``). :func:`find_table_loads` follows the register back to those loads on every path
 and compares table and targets; whatever comes from elsewhere is refused with its address.
 """
 
@@ -28,6 +29,9 @@ _GUARD = r"(?:@!?U?P\w+ )?"
 _MOVE = r"(?:MOV|UMOV|R2UR|IMAD\.MOV(?:\.U32)?|UIMAD\.MOV) (U?R)(\d+),(?: U?RZ, U?RZ,)? "
 _LOAD = re.compile(_GUARD + r"(?:U?LDCU?)(?:\.64)? (U?R)(\d+), c\[0x(\d)\]\[(U?R\w+)?\+?(-?0x[0-9a-f]+)?\]$")
 _COPY = re.compile(_GUARD + _MOVE + r"(U?R)(\d+)(?:, 0xf)?$")
+_ADDED = re.compile(
+    _GUARD + r"(?:VIADD|U?IADD3|IADD)(?:\.\w+)* (U?R)(\d+),(?: U?PT,)* U?R\d+(?:\.reuse)?, (0x[0-9a-f]+)(?:, U?RZ)?$"
+)
 _NUMBER = re.compile(_GUARD + _MOVE + r"(0x[0-9a-f]+)(?:, 0xf)?$")
 _PLACE = re.compile(r"(c\[0x2\]\[)(U?R\w+)?\+?(-?0x[0-9a-f]+)?\]$")
 _DISPLACEMENT = re.compile(r"-?0x[0-9a-f]+$")
@@ -96,8 +100,23 @@ def _feeding(view: CodeView, cfg: Cfg, index: int) -> dict[int, int]:
         load = _LOAD.match(text)
         if load is None or load[3] != "2" or (load[1], int(load[2])) != key:
             raise _refusal(view, cfg, index, f"goes where instruction {at} ({text}) computes")
-        found[at] = int(load[5] or "0", 16)
+        found[at] = int(load[5] or "0", 16) + _bias(view, cfg, at, load[4])
     return found
+
+
+def _bias(view: CodeView, cfg: Cfg, load: int, register: str | None) -> int:
+    """The constant that the index of a load carries beside the index proper; 0 where none is plain to see."""
+    if register is None or register.endswith("Z"):
+        return 0
+    file = "UR" if register.startswith("UR") else "R"
+    found = set()
+    try:
+        for at, key in _definitions(view, cfg, load, (file, int(register.removeprefix(file)))):
+            added = _ADDED.match(view.facts(at).text.rstrip(" ;"))
+            found.add(int(added[3], 16) if added and (added[1], int(added[2])) == key else 0)
+    except UnsupportedError:
+        return 0
+    return found.pop() if len(found) == 1 else 0
 
 
 def _definitions(view: CodeView, cfg: Cfg, index: int, operand: Key | None = None) -> list[tuple[int, Key]]:

@@ -56,6 +56,8 @@ _PLAIN_DEBUG = frozenset(
      ".debug_pubnames", ".nv_debug_ptx_txt", ".nv_debug_info_reg_type", REGISTER_RANGES, *LINE_SECTIONS}
 )  # fmt: skip
 """Debug sections whose code addresses are all relocated (or that hold none)."""
+_PTX_TEXT = ".nv_debug_ptx_txt."
+"""Linked cubins have a PTX text per object, with a number behind its name."""
 
 
 def apply_edit(image: bytes, edit: TextEdit, moved: Moved | None = None) -> bytes:
@@ -96,7 +98,8 @@ def check_supported(elf: Elf, section_index: int) -> None:
             raise UnsupportedError("function-table", f"the cubin has a unified function table ({other.name})")
         if other.name == REGISTER_RANGES and other.in_file:
             read_ranges(elf.content(other))
-        if other.in_file and other.name.startswith(_DEBUG) and other.name not in _PLAIN_DEBUG:
+        plain = other.name in _PLAIN_DEBUG or other.name.startswith(_PTX_TEXT)
+        if other.in_file and other.name.startswith(_DEBUG) and not plain:
             raise UnsupportedError("debug-section", f"gwatch does not move code addresses in {other.name}")
     check_mercury(elf)
     _check_debug_info(elf)
