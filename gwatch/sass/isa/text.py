@@ -41,22 +41,18 @@ class Renderer:
         marked = np.where(high >> np.uint64(45) & np.uint64(1), high >> np.uint64(58) & np.uint64(15), np.uint64(0))
         variants = ids.astype(np.int64) << 4 | marked.astype(np.int64)
         first, order, edges = _runs(variants)
-        wanted: dict[int, list[int]] = {}
-        for group, place in enumerate(first.tolist()):
-            if ids[place]:
-                wanted.setdefault(int(ids[place]), []).append(group)
+        known = self.decoder.column("known")[ids]
         columns = self._columns(words, ids, addresses, canonical)
-        for groups in wanted.values():
-            for group in groups:
-                rows = order[edges[group]:edges[group + 1]]
-                form, numbers, blank = self._format(int(variants[rows[0]]), words[rows[0]], canonical)
-                if numbers:
-                    filled = zip(*[columns[number][rows].tolist() for number in numbers], strict=True)
-                    texts = [form % row for row in filled]
-                    out[rows] = [text.rstrip(" ") for text in texts] if blank else texts
-                else:
-                    out[rows] = form
-        self._guards(words, ids, out)
+        for group in np.flatnonzero(known[first]).tolist():
+            rows = order[edges[group]:edges[group + 1]]
+            form, numbers, blank = self._format(int(variants[rows[0]]), words[rows[0]], canonical)
+            if numbers:
+                filled = zip(*[columns[number][rows].tolist() for number in numbers], strict=True)
+                texts = [form % row for row in filled]
+                out[rows] = [text.rstrip(" ") for text in texts] if blank else texts
+            else:
+                out[rows] = form
+        self._guards(words, ids, known, out)
         return out
 
     def _format(self, variant: int, word: npt.NDArray[np.uint64], canonical: bool
@@ -108,9 +104,9 @@ class Renderer:
             known[value] = number_text(letter, value, zero, canonical)
         return [known[value] for value in values.tolist()]
 
-    def _guards(self, words: Words, ids: Ids, out: npt.NDArray[np.object_]) -> None:
+    def _guards(self, words: Words, ids: Ids, known: npt.NDArray[np.bool_], out: npt.NDArray[np.object_]) -> None:
         guards = (words[:, 0] >> np.uint64(12)).astype(np.uint8) & np.uint8(15)
-        rows = np.flatnonzero((guards != 7) & (ids != 0))
+        rows = np.flatnonzero((guards != 7) & known)
         codes = guards[rows] | self.decoder.column("uniform")[ids[rows]].astype(np.uint8) << np.uint8(4)
         out[rows] = [_GUARDS[code] + text for code, text in zip(codes.tolist(), out[rows].tolist(), strict=True)]
 
