@@ -12,17 +12,19 @@ import numpy.typing as npt
 from gwatch.cuda.binary.cubin import Cubin
 from gwatch.cuda.binary.instruction import INSTRUCTION_SIZE
 from gwatch.cuda.binary.kernel import KernelDef
+from gwatch.cuda.binary.mercury import without_mercury
 from gwatch.cuda.binary.nvinfo import OFFSET_SHAPES, Attr
 from gwatch.errors import UnsupportedError
 from gwatch.sass.isa import FILE_NAMES, isa_for
 from gwatch.sass.isa.vector import Section
 
 _GENERAL = FILE_NAMES.index("R")
-_SECOND_FORM = (".nv.merc.", ".nv.capmerc.")
 
 
 def patch_words(cubin: Cubin, kernel: str, words: npt.NDArray[np.uint64]) -> bytes:
     """The image with the code of ``kernel`` replaced by ``words`` ``(n, 2)``, as many as it has now.
+
+    On sm_100 and later a second form of the code, which would no longer be the same, is left out.
 
     Raises KernelError, and UnsupportedError ``[asm-length]``, ``[asm-registers]``, ``[asm-attribute]``,
     ``[asm-relocation]``, ``[mercury]`` for what does not fit the rest of the image.
@@ -34,26 +36,17 @@ def patch_words(cubin: Cubin, kernel: str, words: npt.NDArray[np.uint64]) -> byt
             "fill up with NOP; Cubin.insert_instruction and gwatch rewrite move what follows",
         )  # fmt: skip
     changed = np.flatnonzero(np.any(words != old.words, axis=1))
-    if len(changed):
-        isa = isa_for(cubin.arch)
-        before, after = isa.section(old.words), isa.section(words)
-        _check_second_form(cubin)
-        _check_registers(old, before, after)
-        _check_attributes(old, before, after)
-        _check_relocations(old, changed)
-    start = old.section.offset
-    image = bytearray(cubin.data)
+    if not len(changed):
+        return cubin.data
+    isa = isa_for(cubin.arch)
+    before, after = isa.section(old.words), isa.section(words)
+    _check_registers(old, before, after)
+    _check_attributes(old, before, after)
+    _check_relocations(old, changed)
+    image = bytearray(without_mercury(cubin.data))
+    start = Cubin.from_bytes(bytes(image), cubin.name).get_kerneldef_by_name(kernel).section.offset
     image[start : start + len(words) * INSTRUCTION_SIZE] = np.ascontiguousarray(words, "<u8").tobytes()
     return bytes(image)
-
-
-def _check_second_form(cubin: Cubin) -> None:
-    for section in cubin.elf.sections:
-        if section.name.startswith(_SECOND_FORM):
-            raise UnsupportedError(
-                "mercury", f"the cubin carries a second form of its code ({section.name})",
-                "which of the two runs is not known, so neither is changed alone",
-            )  # fmt: skip
 
 
 def _highest(section: Section) -> int:
