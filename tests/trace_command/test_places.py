@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "xtrace"))
 from ringsim import Clocks, Writer, site, site_map
 
 from gwatch.common.format.listing import fits
+from gwatch.common.format.views import source_line
 from gwatch.cuda.binary.cubin import Cubin
 from gwatch.cuda.binary.kernel import KernelDef
 from gwatch.cuda.program.hang import hang_lines, last_seen
@@ -26,7 +27,7 @@ from gwatch.cuda.program.roles import Role, automatic, kind_of, roles_of
 from gwatch.cuda.program.start import ImportWatch, Process
 from gwatch.cuda.program.stopwatch import Stopwatch
 from gwatch.cuda.xtrace import listing
-from gwatch.cuda.xtrace.listing import listing_of
+from gwatch.cuda.xtrace.listing import listing_of, with_callers
 from gwatch.cuda.xtrace.records import RECORD_DTYPE
 from gwatch.cuda.xtrace.result import TraceResult
 from gwatch.errors import SiteError
@@ -239,6 +240,12 @@ def test_the_listing_of_a_kernel_says_where_its_code_stems_from(
     monkeypatch.setattr(listing, "WHOLE", 10)
     near = listing_of(deadlock, [30, 2])["index"]
     assert near == list(range(30 + listing.AROUND + 1))
+
+
+def test_sites_in_inlined_code_know_the_line_that_called_it(deadlock: KernelDef) -> None:
+    wait = at(deadlock, ".TRYWAIT")[0]
+    inlined, own = with_callers(deadlock, [{"index": wait, "line": "x.hpp:1"}, {"index": 29, "line": "pipeline.cu:25"}])
+    assert source_line(inlined) == "pipeline.cu:41" and source_line(own) == "pipeline.cu:25"
 
 
 def test_only_branches_back_over_their_head_make_loops(deadlock: KernelDef) -> None:

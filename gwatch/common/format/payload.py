@@ -115,7 +115,8 @@ def payload(run: Run) -> tuple[dict[str, Any], str]:
         for label in run.labels]
     scopes += [{"label": f"site {site}", "role": "", "sites": [site, site], "mark": True}
                for site in lonely_sites(run)]
-    sites = {str(s.get("site_id", i)): [str(s.get("line") or ""), str(s.get("instruction") or "")]
+    sites = {str(s.get("site_id", i)): [str(s.get("called_from") or s.get("line") or ""),
+                                       str(s.get("instruction") or "")]
              for i, s in enumerate(run.sites)}
     meta = {
         "kernel": run.kernel, "tag": kernel_tag(run.kernel), "unit": run.unit,

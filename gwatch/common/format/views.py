@@ -107,8 +107,9 @@ def site_table(run: Run, style: Style, limit: int | None = None) -> list[str]:
 
 
 def source_line(site: Mapping[str, Any]) -> str:
-    """``file.cu:29`` of a site, whatever form its line has; "" when unknown."""
-    line = site.get("line")
+    """``file.cu:29`` of a site (of inlined code: the line that called it), whatever form its line has; "" when
+    unknown."""
+    line = site.get("called_from") or site.get("line")
     if isinstance(line, (list, tuple)) and len(line) == 2:
         line = f"{line[0]}:{line[1]}"
     text = "" if line in (None, "", 0) else str(line)

@@ -49,6 +49,15 @@ def listing_of(kernel: KernelDef, sites: Iterable[int]) -> dict[str, Any]:
     }
 
 
+def with_callers(kernel: KernelDef, sites: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The sites as reports name them, those in inlined code with ``called_from``: file:line of the outermost call."""
+    for site in sites:
+        calls = kernel.inlined_at.get(site["index"] * INSTRUCTION_SIZE, ())
+        if calls:
+            site["called_from"] = f"{calls[-1].file}:{calls[-1].line}"
+    return sites
+
+
 def _source(file: str, numbers: set[int]) -> dict[str, str]:
     """The lines of a file by number, {} where it cannot be read."""
     path = Path(file)

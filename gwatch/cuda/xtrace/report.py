@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from gwatch.cuda.driver import STATIC_SHARED, Driver
 from gwatch.cuda.launchview import Launch
 from gwatch.cuda.xtrace.decode import Decoded, decode_ring
-from gwatch.cuda.xtrace.listing import listing_of
+from gwatch.cuda.xtrace.listing import listing_of, with_callers
 from gwatch.cuda.xtrace.outputs import Verdict
 from gwatch.cuda.xtrace.passes import Slot
 from gwatch.cuda.xtrace.prepare import Planned, Request, Target
@@ -91,7 +91,7 @@ def build(
             "sites": {site.site_id: {"spliced": "plain"} for site in site_map.sites},
         },
         records=decoded.records,
-        sites=site_map.described(),
+        sites=with_callers(target.kernel, site_map.described()),
         listing=listing_of(target.kernel, [site.index for site in site_map.sites]),
         clock_type=site_map.clock,
         launch=_launch(seen, slot, index, target),
