@@ -194,6 +194,7 @@ class Key:
     """One 13-bit opcode. ``forms`` in the order of the labels of ``select``.
 
     ``relative``: None, or the opcode word that says that the last number is a pc-relative target ("" = always).
+    ``targets`` are the architectures of the table's family that have the opcode in this meaning, none named = all.
     """
 
     key: int
@@ -203,6 +204,7 @@ class Key:
     uniform_guard: bool = False
     relative: str | None = None
     extra: dict[str, Any] = field(default_factory=dict)
+    targets: tuple[str, ...] = ()
 
     def form_of(self, word: int) -> Form | None:
         """The form of ``word``, None where the tables do not know."""
@@ -251,14 +253,15 @@ class Key:
 
     def to_json(self) -> Any:
         """JSON data without the forms."""
-        return {"key": f"{self.key:04x}", "opcode": [c.to_json() for c in self.opcode],
+        only = {"targets": list(self.targets)} if self.targets else {}
+        return {"key": f"{self.key:04x}", **only, "opcode": [c.to_json() for c in self.opcode],
                 "select": tree.to_json(self.select), "uniform_guard": int(self.uniform_guard),
                 "relative": self.relative, **self.extra}
 
     @classmethod
     def from_json(cls, data: Any, forms: list[Form]) -> Key:
         """Read what :meth:`to_json` wrote."""
-        known = {"key", "opcode", "select", "uniform_guard", "relative"}
+        known = {"key", "opcode", "select", "uniform_guard", "relative", "targets"}
         return cls(int(data["key"], 16), [Choice.from_json(c) for c in data["opcode"]],
                    tree.from_json(data["select"]), forms, bool(data["uniform_guard"]), data["relative"],
-                   {k: v for k, v in data.items() if k not in known})
+                   {k: v for k, v in data.items() if k not in known}, tuple(data.get("targets", ())))
