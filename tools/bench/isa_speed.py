@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """How fast instructions are decoded, printed and encoded, beside nvdisasm, on the same words in one run.
 
-    python tools/bench/isa_speed.py [--arch sm_90a] [CUBIN | WORDS.bin ...] [--repeat 3] [--json]
+    python tools/bench/isa_speed.py [--arch sm_90a] [CUBIN | WORDS.bin ...] [--repeat 3] [--cuassembler DIR] [--json]
 
 Default: the cubins of that SM number in .corpus. Everything runs on one core and is measured in CPU seconds (user +
 system, best of the repeats), so that other work on the machine counts little:
@@ -11,6 +11,9 @@ system, best of the repeats), so that other work on the machine counts little:
 * encode   lines with control words back to words (checked to be the same words)
 * load     the ISA table from its file
 * nvdisasm the same words with ``-b``, start-up included, and whole cubins with ``-c``
+
+With ``--cuassembler DIR`` (a checkout; it needs sympy, its tables end at sm_86) CuAssembler encodes lines of the same
+words: how many a second, and how many it refuses or gets wrong.
 
 "cold" starts from a table just loaded, "warm" knows the shapes. Memory is the peak of a process of its own above what
 it holds before, for decoding and printing everything at once. Exit codes: 0 all bars met, 1 not, 2 no words.
@@ -141,6 +144,44 @@ def encode(isa: Isa, lines: list[str], controls: list[Control], wanted: list[int
     return wrong
 
 
+PEER = """
+import json, sys, time
+sys.path.insert(0, sys.argv[1])
+from CuAsm.CuInsAssemblerRepos import CuInsAssemblerRepos
+rows = json.load(open(sys.argv[3]))
+repos = CuInsAssemblerRepos.getDefaultRepos(sys.argv[2])
+mask = (1 << 105) - 1
+counts = {"exact": 0, "wrong": 0, "refused": 0}
+seconds = 0.0
+for address, text, word in rows:
+    start = time.process_time()
+    try:
+        made = repos.assemble(address, text, showCandidates=False)
+    except Exception:
+        counts["refused"] += 1
+        continue
+    seconds += time.process_time() - start
+    counts["exact" if made & mask == int(word, 16) & mask else "wrong"] += 1
+counts["rate"] = (counts["exact"] + counts["wrong"]) / max(seconds, 1e-9)
+print(json.dumps(counts))
+"""
+
+
+def cuassembler(folder: Path, arch: Arch, words: Words) -> dict[str, float]:
+    """Lines a second that a CuAssembler checkout encodes (those it refuses are not timed), and what came of them."""
+    rows = [(index * STEP, f"{text} ;", f"{low | high << 64:#x}") for index, (text, (low, high)) in
+            enumerate(zip(texts(isa_for(arch), words), words.tolist(), strict=True)) if text is not None]
+    with tempfile.TemporaryDirectory() as temporary:
+        path = Path(temporary) / "rows.json"
+        path.write_text(json.dumps(rows))
+        command = [sys.executable, "-c", PEER, str(folder), f"sm_{arch.number}", str(path)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"CuAssembler failed: {done.stderr.strip().splitlines()[-1:]}")
+    found = json.loads(done.stdout.strip().splitlines()[-1])
+    return {"CuAssembler, encode": found.pop("rate"), **{f"CuAssembler, lines {name}": n for name, n in found.items()}}
+
+
 def measure(arch: Arch, words: Words, cubins: list[Path], repeat: int) -> dict[str, float]:
     """All figures, in instructions a second unless the name says otherwise."""
     count = len(words)
@@ -184,6 +225,7 @@ def main() -> int:
     parser.add_argument("files", type=Path, nargs="*")
     parser.add_argument("--arch", default="sm_90a")
     parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--cuassembler", type=Path, metavar="DIR", help="a CuAssembler checkout to measure as well")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     arch = arch_by_name(options.arch)
@@ -194,6 +236,8 @@ def main() -> int:
         print(f"no {arch.name} code found; run tools/fetch_corpus.py", file=sys.stderr)
         return 2
     found = measure(arch, np.concatenate(words), [p for p in files if p.suffix != ".bin"], options.repeat)
+    if options.cuassembler is not None:
+        found |= cuassembler(options.cuassembler, arch, np.concatenate(words)[:20_000])
     bars = {"decode, warm": DECODE_BAR, "text, warm": TEXT_BAR, "encode, warm": ENCODE_BAR}
     limits = {"decode, bytes an instruction": MEMORY_BAR, "text, bytes an instruction": MEMORY_BAR,
               "table load, s": LOAD_BAR, "text, lines unequal": 0}
