@@ -1,11 +1,13 @@
 """NVIDIA IKET and gwatch time the same ranges of the same kernel alike.
 
-``GWATCH_IKET_PROGRAM`` and ``GWATCH_IKET_KERNEL`` put another program instrumented for IKET in place of ours, one whose
-kernel has one range: its first and last timer reads."""
+``GWATCH_IKET_PROGRAM`` (a command line) and ``GWATCH_IKET_KERNEL`` put another program instrumented for IKET in place of
+ours, one whose kernel has one range, between its first and its last timer read. Its turns need not be alike: the
+median over all of them is compared."""
 
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -37,7 +39,8 @@ def spans(run: Run) -> np.ndarray:
 
 def test_spans_agree_within_a_step_and_the_cost(gpu: Driver, tmp_path: Path, record_property: Any) -> None:
     needs("torch", "cutlass", "iket")
-    name = os.environ.get("GWATCH_IKET_PROGRAM", str(ROOT / "tests/gpu/programs/iket_ranges.py"))
+    ours_runs = "GWATCH_IKET_PROGRAM" not in os.environ
+    name = shlex.split(os.environ.get("GWATCH_IKET_PROGRAM", str(ROOT / "tests/gpu/programs/iket_ranges.py")))
     kernel = os.environ.get("GWATCH_IKET_KERNEL", "busy_kernel")
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     environment = {**os.environ, "PYTHONPATH": path}
@@ -55,15 +58,15 @@ def test_spans_agree_within_a_step_and_the_cost(gpu: Driver, tmp_path: Path, rec
         assert done.returncode == 0, (command, done.stdout[-2000:], done.stderr[-2000:])
 
     profile = ["--output-dir", "iket", "--clobber", "profile", "--postprocess", "json", "--"]
-    ran("-m", "iket.cli.main", *profile, sys.executable, name)
+    ran("-m", "iket.cli.main", *profile, sys.executable, *name)
     (found,) = list((tmp_path / "iket").rglob("*.trace.json"))
     theirs = [spans(run) for run in File.load(found).runs if kernel in run.kernel]
     region = "work=op:CS2R.32@first..op:CS2R.32@last"
-    trace = ["-m", "gwatch", "trace", "--kernel", kernel, "--region", region, "--clock", "anchor", "--launch", "2"]
-    ran(*trace, "--", sys.executable, name, CUTE_DSL_COMPILER_OPT="iket")
+    trace = ["-m", "gwatch", "trace", "--kernel", kernel, "--region", region, "--clock", "anchor", "--depth", "256"]
+    ran(*trace, "--", sys.executable, *name, CUTE_DSL_COMPILER_OPT="iket")
     (run,) = File.load(tmp_path / "trace.gwatch").runs
     ours, cost_ns = spans(run), COST_CYCLES / 1.98
-    difference = np.abs(ours - theirs[-1])
+    difference = np.abs(ours - theirs[-1]) if ours_runs else np.abs(np.median(ours) - np.median(theirs[-1]))
     record_property("ns by IKET, gwatch", [theirs[-1].tolist(), ours.tolist()])
     sys.stdout.write(f"ns a turn by IKET {theirs[-1].tolist()}, by gwatch {ours.tolist()}\n")
     assert (difference <= STEP_NS + cost_ns).all(), (theirs[-1], ours)

@@ -246,3 +246,20 @@ def test_a_soak_of_threads_modules_graphs_and_errors(program: Any, record_proper
     assert all(count > 0 for count in map(int, re.findall(r"\d+", done[1]))), done[1]
     kernels = {run.kernel for run in traced.runs()}
     assert "fill" in kernels and any("softmax" in name for name in kernels), kernels
+
+
+def test_a_cutedsl_hopper_product(program: Any) -> None:
+    """``GWATCH_CUTE_GEMM``: path of CUTLASS's dense_gemm.py for Hopper."""
+    needs("torch", "cutlass")
+    if "GWATCH_CUTE_GEMM" not in os.environ:
+        pytest.skip("needs CUTLASS's example: GWATCH_CUTE_GEMM=.../hopper/.../dense_gemm.py")
+    arguments = ["--mnkl", "1024,1024,1024,1", "--iterations", "4"]
+    plain = program(os.environ["GWATCH_CUTE_GEMM"], *arguments)
+    listed = program(os.environ["GWATCH_CUTE_GEMM"], *arguments, trace=["--list"])
+    assert plain.code == 0 and "PASS" in plain.out and "PASS" in listed.out, plain.err + listed.err
+    assert re.search(r"CuTeDSL +yes", listed.out), listed.out
+    options = ["--kernel", "kernel_cutlass", "--auto", "--verify"]
+    traced = program(os.environ["GWATCH_CUTE_GEMM"], *arguments, trace=options)
+    assert traced.code == 0 and "PASS" in traced.out and "outputs     identical" in traced.out, traced.err
+    labels = set(traced.runs()[0].labels)
+    assert any("mbarrier wait" in label for label in labels) and any("MMA" in label for label in labels), labels
