@@ -1,7 +1,7 @@
 """NVIDIA IKET and gwatch time the same ranges of the same kernel alike.
 
-``GWATCH_IKET_PROGRAM`` (a command line) and ``GWATCH_IKET_KERNEL`` put another program instrumented for IKET in place of
-ours, one whose kernel has one range, between its first and its last timer read. Its turns need not be alike: the
+``GWATCH_IKET_PROGRAM`` (a command line) and ``GWATCH_IKET_KERNEL`` put another program instrumented for IKET in place
+of ours, one whose kernel has one range, between its first and its last timer read. Its turns need not be alike: the
 median over all of them is compared."""
 
 from __future__ import annotations
