@@ -7,7 +7,7 @@ import json
 import re
 import sys
 
-from gwatch.errors import ParseError
+from gwatch.errors import CubinError, ParseError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,4 +48,9 @@ def run(args: argparse.Namespace) -> int:
     for what, kernel in worse:
         sys.stderr.write(printable(f"gwatch: {what}: {kernel.name}: {kernel.verdict}") + "\n")
     differs = diff.differs and (args.exit_code or args.quiet or "any" in args.fail_on)
-    return 1 if worse or differs else 0
+    if worse or differs:
+        return 1
+    if diff.unread and (args.exit_code or args.quiet or args.fail_on):
+        item = next(item for item in diff.problems if item.unread)
+        raise CubinError("not-compared", f"what was read is equal, but {item.path} was not: {item.reason}")
+    return 0

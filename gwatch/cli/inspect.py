@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gwatch.errors import ParseError, UsageError
+from gwatch.errors import CubinError, ParseError, UsageError
 
 if TYPE_CHECKING:
     from gwatch.inspect.report import ImageReport, Report
@@ -82,10 +82,18 @@ def run(args: argparse.Namespace) -> int:
     if args.output is not None:
         from gwatch.cuda.binary.cubin import write_atomically
 
-        write_atomically(args.output, "".join(pieces).encode("utf-8", "surrogateescape"))
+        write_atomically(args.output, (piece.encode("utf-8", "surrogateescape") for piece in pieces))
     else:
         sys.stdout.writelines(pieces)
-    return 1 if report.violations else 0
+    if report.violations:
+        return 1
+    if request.rules and report.unread:
+        path, reason = report.unread[0]
+        raise CubinError(
+            "not-checked",
+            f"the rules hold where they were checked; {len(report.unread)} more could not be, first {path}: {reason}",
+        )
+    return 0
 
 
 def _print_listing(image: ImageReport) -> None:

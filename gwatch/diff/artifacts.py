@@ -88,11 +88,13 @@ _MEASURE = {"registers": "registers", "spill": "spills", "vector-width": "share 
 @dataclass(slots=True)
 class ArtifactDiff:
     """All kernels of two artifacts, in the first one's order, then those only in the second. ``problems``: cubins
-    that could not be read, named; ``unread_differ``: whether the two sides' have other bytes."""
+    that could not be read, named; ``unread_differ``: whether the two sides' have other bytes; ``unread``: whether there
+    may be kernels whose bytes could not even be had (a damaged archive, a missing decompressor)."""
 
     kernels: list[KernelDiff]
     problems: list[Skipped]
     unread_differ: bool = False
+    unread: bool = False
 
     @property
     def differs(self) -> bool:
@@ -116,7 +118,7 @@ def compare(first: str | os.PathLike[str], second: str | os.PathLike[str], kerne
             raise CubinError("nothing-to-compare", what, "; ".join(item.reason for item in problems[:1]))
     across = len({v.arch for v in left}) == 1 == len({v.arch for v in right})
     pairs = [compare_kernels(a, b) for a, b in _matched(left, right, across)]
-    return ArtifactDiff(pairs, problems, unread[0] != unread[1])
+    return ArtifactDiff(pairs, problems, unread[0] != unread[1], any(item.unread for item in problems))
 
 
 def _versions(
@@ -128,6 +130,8 @@ def _versions(
     out: list[Version] = []
     seen: set[bytes] = set()
     for item in open_artifact(path):
+        if isinstance(item, Skipped) and item.unread:
+            problems.append(item)
         if not isinstance(item, Image) or item.data in seen:
             continue
         seen.add(item.data)

@@ -60,10 +60,12 @@ class Image:
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A member that holds no readable cubin, by name and reason."""
+    """A member that holds no readable cubin, by name and reason. ``unread``: it may hold some, but damage, or a missing
+    package, kept it from being read."""
 
     path: str
     reason: str
+    unread: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +114,7 @@ def _directory(root: Path) -> Iterator[Item]:
                 with Reader.of_file(path) as reader:
                     yield from _reader(reader, str(path), "file", 0, Budget(str(path), reader.size))
             except CubinError as error:
-                yield Skipped(str(path), str(error))
+                yield Skipped(str(path), str(error), True)
 
 
 def _unreadable(error: OSError) -> None:
@@ -126,7 +128,7 @@ def _reader(reader: Reader, path: str, kind: str, depth: int, budget: Budget) ->
         yield from _zip(reader, path, depth, budget)
     elif head[:4] == _ELF and cubin_size(reader) is not None:
         if reader.size > MAX_IMAGE:
-            yield Skipped(path, f"cubin of {reader.size} bytes, more than {MAX_IMAGE}")
+            yield Skipped(path, f"cubin of {reader.size} bytes, more than {MAX_IMAGE}", True)
         else:
             yield Image(path, kind, reader.read(0, reader.size))
     elif suffix in _TEXTS:
@@ -156,7 +158,7 @@ def _binary(reader: Reader, path: str) -> Iterator[Item]:
             kind = "fatbin" if found.kind == "fatbin" else "embedded"
             yield Image(where, kind, found.data, symbols.get(found.start, ""))
         else:
-            yield Skipped(where, f"{found.what}: {found.reason}")
+            yield Skipped(where, f"{found.what}: {found.reason}", found.unread)
     if not anything:
         yield Skipped(path, "no cubin and no fat binary inside")
 
@@ -165,12 +167,12 @@ def _zip(reader: Reader, path: str, depth: int, budget: Budget) -> Iterator[Item
     import zipfile
 
     if depth >= _NESTING:
-        yield Skipped(path, f"archives nested more than {_NESTING} deep")
+        yield Skipped(path, f"archives nested more than {_NESTING} deep", True)
         return
     try:
         archive = zipfile.ZipFile(reader.stream)
     except (zipfile.BadZipFile, OSError, ValueError) as error:
-        yield Skipped(path, f"damaged archive: {error}")
+        yield Skipped(path, f"damaged archive: {error}", True)
         return
     with archive:
         members = [m for m in archive.infolist() if not m.is_dir()]
@@ -189,7 +191,7 @@ def _member(
         with archive.open(member) as stream:
             inner = Reader.spooled(stream, path, budget)
     except (zipfile.BadZipFile, zlib.error, OSError, EOFError, RuntimeError, NotImplementedError, ValueError) as error:
-        yield Skipped(path, f"cannot be unpacked: {error}")
+        yield Skipped(path, f"cannot be unpacked: {error}", True)
         return
     with inner:
         try:
@@ -197,4 +199,4 @@ def _member(
         except CubinError as error:
             if error.code == ARCHIVE_BOMB:
                 raise
-            yield Skipped(path, str(error))
+            yield Skipped(path, str(error), True)

@@ -23,6 +23,7 @@ from gwatch.sass.code import Code, CodePart
 
 _ABI_OLD = 7
 _OLD_FLAGS = ((0x100, "EF_CUDA_TEXMODE_UNIFIED"), (0x400, "EF_CUDA_64BIT_ADDRESS"))
+_MARGIN = " " * 19
 _END = "\t\t..........\n\n\n"
 
 
@@ -95,19 +96,22 @@ class _Lines:
 
     def __init__(self, whole: Code) -> None:
         first, self.inverse = whole.distinct
-        self.words = whole.words[first].tolist()
+        words = whole.words[first]
+        self.digits = words.astype(">u8").tobytes().hex()  # 16 for each half, low half first
         self.bodies = []
         widths = []
-        for text, tight in zip(whole.distinct_texts, tight_ends(whole.words[first]).tolist(), strict=True):
-            guard = ""
+        for text, tight in zip(whole.distinct_texts, tight_ends(words).tolist(), strict=True):
+            end = statement_end(text, tight)
             if text[0] == "@" and text[1] != "U" and text[2] != "U":
-                guard, text = text.split(
-                    " ", 1
-                )  # a uniform guard stands where the opcode of other lines does
-            body = f"{guard:>18} {text}{statement_end(text, tight)}"
+                # A uniform guard stands where the opcode of other lines does; any other in the margin.
+                guard, _, text = text.partition(" ")
+                body = f"{guard:>18} {text}{end}"
+                # The tool measures a line as if its guard stood behind the margin.
+                widths.append(len(body) + len(guard) + 1)
+            else:
+                body = f"{_MARGIN}{text}{end}"
+                widths.append(len(body))
             self.bodies.append(body)
-            # The tool measures a line as if its guard stood behind the margin.
-            widths.append(len(body) + (len(guard) + 1 if guard else 0))
         size = whole.arch.instruction_size
         self.prefixes = [f"        /*{at:04x}*/" for at in range(0, int(whole.addresses.max()) + 1, size)]
         prefix = np.array([len(text) for text in self.prefixes])[whole.addresses // size]
@@ -120,10 +124,10 @@ class _Lines:
     def _tails(self, numbers: list[int], prefix: int) -> list[str]:
         """What follows an address of ``prefix`` characters, for these distinct instructions."""
         width, blank = self.column - prefix, " " * self.column
-        bodies, words = self.bodies, self.words
+        bodies, digits = self.bodies, self.digits
         return [
-            f"{bodies[n]:{width}}/* 0x{words[n][0]:016x} */\n{blank}/* 0x{words[n][1]:016x} */\n"
-            for n in numbers
+            f"{bodies[n]:{width}}/* 0x{digits[at : at + 16]} */\n{blank}/* 0x{digits[at + 16 : at + 32]} */\n"
+            for n, at in zip(numbers, map((32).__mul__, numbers), strict=True)
         ]
 
     def text(self, part: Code) -> str:

@@ -42,7 +42,8 @@ class KernelReport:
 @dataclass(slots=True)
 class ImageReport:
     """One cubin. ``symbol``: what a library's own code calls it. ``also_at``: other places that hold the same bytes.
-    ``problem``: why it could not be read. ``printed``: its listing was already written out and dropped."""
+    ``problem``: why it, or its code, could not be read; ``unread``: by damage or for a missing program, not because its
+    architecture is none that gwatch knows. ``printed``: its listing was already written out and dropped."""
 
     path: str
     kind: str
@@ -55,6 +56,7 @@ class ImageReport:
     kernels: list[KernelReport] = field(default_factory=list)
     also_at: list[str] = field(default_factory=list)
     problem: str = ""
+    unread: bool = False
     sass: str = ""
     printed: bool = False
     violations: list[Violation] = field(default_factory=list)
@@ -74,6 +76,12 @@ class Report:
         """Broken rules with the path of the cubin they were found in ("" for a rule that fits no kernel)."""
         found = [(image.path, violation) for image in self.images for violation in image.violations]
         return found + [("", violation) for violation in self.unmatched]
+
+    @property
+    def unread(self) -> list[tuple[str, str]]:
+        """(path, reason) of what may hold kernels that no rule could look at."""
+        images = [(image.path, image.problem) for image in self.images if image.unread]
+        return images + [(item.path, item.reason) for item in self.skipped if item.unread]
 
     def to_json(self) -> dict[str, Any]:
         """JSON data; see ``schema.json``."""

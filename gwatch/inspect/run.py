@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gwatch.cuda.binary.cubin import write_atomically
-from gwatch.errors import CubinError, GWatchError, ToolError
+from gwatch.errors import CubinError, GWatchError, ToolError, UnsupportedError
 from gwatch.inspect.artifacts import Image, Skipped, Text, open_artifact
 from gwatch.inspect.demangle import demangle
 from gwatch.inspect.report import ImageReport, KernelReport, Report
@@ -64,13 +64,13 @@ def examine(image: Image, request: Request, described: TritonKernels) -> ImageRe
         try:
             _examine(image, request, described, report)
         except ToolError as error:
-            report.problem = str(error)
+            report.problem, report.unread = str(error), True
             report.kernels.clear()
             report.violations.clear()
             if request.facts:
                 _examine(image, Request(request.kernels, code=False), described, report)
     except GWatchError as error:
-        report.problem = str(error)
+        report.problem, report.unread = str(error), not isinstance(error, UnsupportedError)
         report.kernels.clear()
         report.violations.clear()
     return report

@@ -38,11 +38,13 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """Something at ``offset`` that is no cubin that can be read: what, and why."""
+    """Something at ``offset`` that is no cubin that can be read: what, and why. ``unread``: it may be one, but for
+    damage or a missing package."""
 
     offset: int
     what: str
     reason: str
+    unread: bool = True
 
 
 def scan(reader: Reader) -> Iterator[Found | Passed]:
@@ -106,7 +108,7 @@ def _member(chunk: bytes, at: int, start: int) -> Iterator[Found | Passed]:
         if entry.kind == "elf":
             yield Found(at, "fatbin", entry.image(), start)
         else:
-            yield Passed(at, f"{entry.kind} for sm_{entry.sm}", "no machine code")
+            yield Passed(at, f"{entry.kind} for sm_{entry.sm}", "no machine code", False)
     except GWatchError as error:
         name = f"sm_{entry.sm} member" if entry else "fat binary member"
         yield Passed(at, name, str(error))

@@ -67,7 +67,7 @@ def _image(image: ImageReport, detailed: bool) -> list[str]:
     if len(image.also_at) > 3:
         out.append(f"  and at {len(image.also_at) - 3} more places")
     if image.problem:
-        return [*out, f"  {image.problem}", ""]
+        out.append(f"  {image.problem}")
     if detailed:
         for kernel in image.kernels:
             out += _kernel(kernel)
@@ -249,10 +249,10 @@ def _source(violation: Violation) -> str:
 
 def github(report: Report) -> str:
     """Broken rules as GitHub workflow commands, one a line; warnings for cubins that no rule could look at."""
+    unknown = [(image.path, image.problem) for image in report.images if image.problem and not image.unread]
     out = [
-        printable(f"::warning file={_property(image.path)},title=not checked::{_escaped(image.problem)}")
-        for image in report.images
-        if image.problem
+        printable(f"::warning file={_property(path)},title=not checked::{_escaped(reason)}")
+        for path, reason in unknown + report.unread
     ]
     for path, violation in report.violations:
         place = _property(path)

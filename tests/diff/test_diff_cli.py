@@ -70,3 +70,29 @@ def test_as_a_module() -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr == "gwatch: vector-width: copy_kernel: changed\n"
+
+
+def test_what_cannot_be_read_is_compared_by_its_bytes_or_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    image = bytearray(Path(ALIGNED).read_bytes())
+    old = bytearray(image)
+    old[49] = 35  # an architecture that gwatch does not know
+    sides = []
+    for name in ("one", "two"):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "k.cubin").write_bytes(image)
+        (folder / "old.cubin").write_bytes(old)
+        sides.append(folder)
+    arguments = ["diff", *map(str, sides), "--exit-code"]
+    assert main(arguments) == 0
+    assert "not compared" in capsys.readouterr().out
+    (sides[1] / "old.cubin").write_bytes(old + b"\0")
+    assert main(arguments) == 1
+    assert "has other bytes" in capsys.readouterr().out
+    (sides[1] / "old.cubin").write_bytes(old)
+    (sides[1] / "more.zip").write_bytes(b"PK\x03\x04 damaged")
+    assert main(arguments) == 2
+    assert "[not-compared]" in capsys.readouterr().err
+    assert main(arguments[:-1]) == 0

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from inspect_support import COPY_CUBIN, COPY_NAME, FIXTURES, TRITON, WRAPPER, cuobjdump, make_pt2
+from inspect_support import COPY_CUBIN, COPY_NAME, FIXTURES, TRITON, WRAPPER, cuobjdump, fatbin, make_pt2
 
 from gwatch.cli.main import main
 from gwatch.inspect.demangle import demangle, short
@@ -147,3 +147,58 @@ def test_listings_are_written_in_order_whatever_the_parallelism(capsys: pytest.C
         assert main(["inspect", "--sass", *files, "--jobs", jobs]) == 0
         outputs.append(capsys.readouterr().out)
     assert outputs[0] == outputs[1] == "".join(cuobjdump("-sass", name) for name in files)
+
+
+def test_rules_do_not_hold_of_what_could_not_be_read(
+    tmp_path: Path, good: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rule = ["--forbid", "BRX"]
+    assert main(["inspect", str(good), *rule]) == 0
+    damaged = tmp_path / "damaged.cubin"
+    damaged.write_bytes(COPY_CUBIN[:300] + b"\xff" * 300 + COPY_CUBIN[600:])
+    capsys.readouterr()
+    assert main(["inspect", str(good), str(damaged)]) == 0
+    assert main(["inspect", str(good), str(damaged), *rule]) == 2
+    assert "[not-checked]" in capsys.readouterr().err
+    # An architecture that is none of ours is named and not fatal; a missing program is.
+    old = bytearray(COPY_CUBIN)
+    old[49] = 35
+    (tmp_path / "old.cubin").write_bytes(old)
+    assert main(["inspect", str(tmp_path / "old.cubin"), *rule]) == 0
+    assert "[arch-unknown]" in capsys.readouterr().out
+    packed = tmp_path / "packed.fatbin"
+    packed.write_bytes(fatbin([(90, COPY_CUBIN, "lz4")]))
+    monkeypatch.setitem(sys.modules, "lz4.block", None)
+    assert main(["inspect", str(packed), *rule, "--format", "github"]) == 2
+    caught = capsys.readouterr()
+    assert "::warning" in caught.out
+    assert "[decompressor-missing]" in caught.err
+
+
+def test_without_table_and_nvdisasm_the_resources_are_still_there(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GWATCH_ENGINE", "nvdisasm")
+    monkeypatch.setenv("GWATCH_NVDISASM", "/nonexistent")
+    path = str(FIXTURES / "narrow_sm_90.cubin")
+    assert main(["inspect", path, "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    jsonschema.validate(data, load_schema())
+    (image,) = data["images"]
+    assert "[nvdisasm-missing]" in image["problem"]
+    assert {kernel["name"]: kernel["registers"] for kernel in image["kernels"]}["wide"] > 0
+    assert all("opcodes" not in kernel for kernel in image["kernels"])
+    assert main(["inspect", path]) == 0
+    assert "  stride_rows " in capsys.readouterr().out
+    assert main(["inspect", path, "--max-registers", "255", "--forbid", "STL"]) == 2
+
+
+def test_resources_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(FIXTURES / "libtwo.so")
+    assert main(["inspect", path, "--resources", "--json", "--max-registers", "9"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    jsonschema.validate(data, load_schema())
+    assert [len(image["kernels"]) for image in data["images"]] == [3, 3]
+    assert main(["inspect", path, "--resources", "--max-registers", "7"]) == 1
+    for more in (["--sass"], ["--lines"], ["--vectorization"], ["--forbid", "STL"]):
+        assert main(["inspect", path, "--resources", *more]) == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -275,16 +276,16 @@ class Cubin:
             nvdisasm.disassemble_cubin(self.data, "-c")
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write ``data`` to ``path`` through a temporary file in the same directory. Raises CubinError
-    [write-failed]."""
+def write_atomically(path: Path, data: bytes | Iterable[bytes]) -> None:
+    """Write ``data``, whole or in pieces, to ``path`` through a temporary file in the same directory. Raises
+    CubinError [write-failed]."""
     import secrets
 
     temporary = path.parent / f".{path.name}.{secrets.token_hex(6)}"
     try:
         try:
             with open(temporary, "xb") as stream:
-                stream.write(data)
+                stream.writelines([data] if isinstance(data, bytes) else data)
             os.replace(temporary, path)
         except BaseException:
             temporary.unlink(missing_ok=True)
