@@ -55,7 +55,7 @@ def main() -> int:
     parser.add_argument("--targets", nargs="*", help="the other architectures of the table (default: all)")
     parser.add_argument("--corpus", type=Path, action="append", help="folder of cubins (default: .corpus)")
     parser.add_argument("--exclude", action="append", default=[], help="leave out cubins whose name contains this")
-    parser.add_argument("--rounds", type=int, default=5, help="guess-and-check rounds (default 5)")
+    parser.add_argument("--rounds", type=int, default=4, help="guess-and-check rounds (default 4)")
     parser.add_argument("--per-key", type=int, default=80, help="guesses per key and round (default 80)")
     parser.add_argument("--real-keys-only", action="store_true", help="learn only opcodes that compilers use")
     parser.add_argument("--no-own-sources", action="store_true", help="leave out our own PTX")
@@ -87,12 +87,13 @@ def main() -> int:
     zero = {"R": arch.register_zero, "U": arch.uniform_zero, "P": arch.predicate_true, "Q": arch.predicate_true}
     family = Family(zero, log, Options(options.rounds, options.per_key, not options.real_keys_only,
                                        not options.no_effects))
+    output = options.output or ROOT / "isa" / f"{arch.table}.jsonl"
     for prober in probers:
         family.learn(prober, words, facts)
-    models = family.models()
-    text = table.dump({"arch": arch.table, "nvdisasm": version(), "targets": family.targets}, models)
-    output = options.output or ROOT / "isa" / f"{arch.table}.jsonl"
-    table.write(output, text)
+        models = family.models()
+        text = table.dump({"arch": arch.table, "nvdisasm": version(), "targets": family.targets}, models)
+        table.write(output.with_suffix(".part"), text)
+    output.with_suffix(".part").replace(output)
     log(f"{output}: {len(text)} bytes, {len(models)} opcodes; {sum(p.count for p in probers)} words asked in "
         f"{sum(p.runs for p in probers)} runs")
     if options.report:

@@ -73,8 +73,8 @@ def note_kinds(models: Iterable[Key], facts: dict[int, ControlFacts]) -> None:
         model.extra["seen"] = 0
 
 
-REPRESENTATIVES = 2
-TRIALS = 24
+REPRESENTATIVES = 1
+TRIALS = 12
 
 
 def control_bits(stall: int = 1, stay: int = 1, write: int = NONE, read: int = NONE, wait: int = 0,

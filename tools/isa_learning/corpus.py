@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
+import struct
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from elftools.elf.elffile import ELFFile
 from isa_learning.probe import CONTROL_MASK
 
 
@@ -21,14 +21,21 @@ def cubins(folders: Sequence[Path], number: int, exclude: Sequence[str] = (),
             and (not include or any(i in p.name for i in include))]
 
 
+_SECTION = np.dtype([("name", "<u4"), ("kind", "<u4"), ("flags", "<u8"), ("address", "<u8"), ("offset", "<u8"),
+                     ("size", "<u8"), ("link", "<u4"), ("info", "<u4"), ("align", "<u8"), ("entry", "<u8")])
+
+
 def text_array(path: Path) -> npt.NDArray[np.uint64]:
-    """All 128-bit words of a cubin's text sections, in order, as (n, 2) low and high halves."""
-    parts = []
-    with path.open("rb") as handle:
-        for section in ELFFile(handle).iter_sections():
-            if section.name.startswith(".text"):
-                data = section.data()
-                parts.append(np.frombuffer(data[:len(data) // 16 * 16], dtype="<u8").reshape(-1, 2))
+    """All 128-bit words of a cubin's text sections, in order, as (n, 2) low and high halves.
+
+    The section table is read in one go: a batch of small kernels has hundreds of sections.
+    """
+    data = path.read_bytes()
+    start, (count, names) = struct.unpack_from("<Q", data, 0x28)[0], struct.unpack_from("<HH", data, 0x3C)
+    table = np.frombuffer(data, _SECTION, count, start)
+    first = int(table[names]["offset"])
+    parts = [np.frombuffer(data, "<u8", int(row["size"]) // 16 * 2, int(row["offset"])).reshape(-1, 2)
+             for row in table if data.startswith(b".text", first + int(row["name"]))]
     return np.concatenate(parts) if parts else np.zeros((0, 2), dtype=np.uint64)
 
 

@@ -1,7 +1,7 @@
-"""More shapes to start encoding from: compiler words with one or two operands changed.
+"""More shapes to start encoding from: compiler words with one operand changed.
 
 ``STG.E desc[UR4][R2.64], R5`` in compiler code says what the bits that no text shows are for
-``STG.E desc[UR4][R2.64+0x10], RZ``, too. Each changed word is confirmed by nvdisasm.
+``STG.E desc[UR4][R2.64+0x10], R5``, too. Each changed word is confirmed by nvdisasm.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def derive_shapes(models: Iterable[Key], prober: Prober, zero: dict[str, int]) -
     """Add such words to ``shapes`` of the forms where no compiler word is; returns how many."""
     found: list[tuple[Key, Shape, int]] = []
     for model in models:
-        fields, marks = _changes(model)
+        changes = _changes(model)
         known: dict[tuple[str, int, tuple[str, ...]], set[int]] = defaultdict(set)
         bases = []
         for form in model.forms:
@@ -33,21 +33,16 @@ def derive_shapes(models: Iterable[Key], prober: Prober, zero: dict[str, int]) -
                     known[model.opcode_text(word) or "", shape[0], shape[1]].add(shape[2])
                     bases.append(word)
         compiled = set(known)
-        for depth, changes in enumerate(([*fields, *marks], fields)):
-            fresh = []
-            for base in bases:
-                text = model.opcode_text(base) or ""
-                for word in _variants(base, changes):
-                    shape = _shape(model, word)
-                    if shape is None or model.opcode_text(word) != text:
-                        continue
-                    name = (text, shape[0], shape[1])
-                    if name not in compiled and shape[2] not in known[name]:
-                        known[name].add(shape[2])
-                        found.append((model, shape, word))
-                        fresh.append(word)
-            if depth == 0:
-                bases = fresh
+        for base in bases:
+            text = model.opcode_text(base) or ""
+            for word in _variants(base, changes):
+                shape = _shape(model, word)
+                if shape is None or model.opcode_text(word) != text:
+                    continue
+                name = (text, shape[0], shape[1])
+                if name not in compiled and shape[2] not in known[name]:
+                    known[name].add(shape[2])
+                    found.append((model, shape, word))
     asked = sorted({word & ~CONTROL_MASK & ~(15 << 12) | _PLAIN for _, _, word in found})
     texts = dict(zip(asked, prober.texts(asked), strict=True))
     count = 0
@@ -64,7 +59,7 @@ def derive_shapes(models: Iterable[Key], prober: Prober, zero: dict[str, int]) -
     return count
 
 
-def _changes(model: Key) -> tuple[list[tuple[int, list[int]]], list[tuple[int, list[int]]]]:
+def _changes(model: Key) -> list[tuple[int, list[int]]]:
     """(mask, values) per operand field, and per group of bits that decide what stands around an operand."""
     fields: dict[int, list[int]] = {}
     owned = 0
@@ -86,7 +81,7 @@ def _changes(model: Key) -> tuple[list[tuple[int, list[int]]], list[tuple[int, l
             bits = [b for b in range(128) if mask >> b & 1]
             if 0 < len(bits) <= ATTACHMENT_BITS:
                 marks[mask] = [sum((n >> k & 1) << b for k, b in enumerate(bits)) for n in range(1 << len(bits))]
-    return sorted(fields.items()), sorted(marks.items())
+    return [*sorted(fields.items()), *sorted(marks.items())]
 
 
 def _variants(word: int, changes: Iterable[tuple[int, list[int]]]) -> Iterator[int]:

@@ -18,16 +18,26 @@ from isa_learning.ranges import Holder
 from gwatch.sass.isa.model import Key, key_of
 
 CHECKS_PER_KEY = 60
+OTHERS = 7
 
 
 @dataclass
 class Options:
     """How hard to try."""
 
-    rounds: int = 5
+    rounds: int = 4
     per_key: int = 80
     enumerate_all: bool = True
     effects: bool = True
+
+
+@dataclass
+class Home:
+    """A target that was learned from: its prober, the models learned there, and who else has each opcode so."""
+
+    prober: Prober
+    models: dict[int, Key]
+    shared: dict[int, set[str]]
 
 
 @dataclass
@@ -37,11 +47,11 @@ class Family:
     zero: dict[str, int]
     log: Log
     options: Options
-    variants: list[tuple[Key, set[str]]] = field(default_factory=list)
+    homes: list[Home] = field(default_factory=list)
+    tried: list[int] = field(default_factory=list)
     checks: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
     targets: list[str] = field(default_factory=list)
     reports: dict[str, dict[str, dict[str, object]]] = field(default_factory=dict)
-    silent: dict[str, int] = field(default_factory=dict)
 
     def learn(self, prober: Prober, real: Iterable[int], facts: dict[int, ControlFacts]) -> None:
         """Add a target: compiler words ``real`` of the whole family, their control facts."""
@@ -51,15 +61,19 @@ class Family:
         learner = Learner(prober, self.zero, self.log)
         rests = patterns((w for w in plain if texts[w] is not None), learner.random, 48)
         keys = {key_of(w) for w, t in texts.items() if t is not None}
-        tried: list[int] = []
-        if self.options.enumerate_all:
-            tried = list(first_words(rests, learner.random))
-            keys |= {key_of(w) for w, t in zip(tried, prober.texts(tried), strict=True) if t is not None}
-            self.log(f"{prober.arch}: {len(keys)} keys; {prober.count} asked")
         if not self.targets:
-            tried += more_words(keys, rests, learner.random)
-            prober.texts(tried)
-        prober.texts(sorted({*chain(*self.checks.values())}))
+            if self.options.enumerate_all:
+                self.tried = list(first_words(rests, learner.random))
+                keys |= {key_of(w) for w, t in zip(self.tried, prober.texts(self.tried), strict=True) if t is not None}
+                self.log(f"{prober.arch}: {len(keys)} keys; {prober.count} asked")
+            self.tried += more_words(keys, rests, learner.random)
+        tried = self.tried
+        if self.homes:
+            # Of what the first target does not know, some is tried again here; all of what it knows is.
+            first = self.homes[0].prober.cache
+            tried = [w for w in tried if first[w] is not None] + [w for w in tried if first[w] is None][::OTHERS]
+        tried = [*tried, *chain(*self.checks.values())]
+        prober.texts(tried)
         hidden = find_hidden(prober, list(prober.cache), lambda: holder(prober), self.log)
         prober.show(hidden)
         self.log(f"{prober.arch}: {len(hidden)} keys with a descriptor that nvdisasm hides")
@@ -70,7 +84,9 @@ class Family:
         learner.only = None if wanted is None else frozenset(wanted)
         learner.feed_real(words)
         if wanted is not None:
-            tried += [*(w for key in wanted for w in self.checks[key]), *more_words(wanted, rests, learner.random)]
+            tried += more_words(wanted, rests, learner.random)
+        home = Home(prober, {}, {key: {prober.arch} for key in (keys if wanted is None else wanted)})
+        self.homes.append(home)
         found = learner.feed(tried)
         self.log(f"{prober.arch}: {found} words of {len(learner.states)} keys; {prober.count} asked")
         learner.explore(self.options.rounds, self.options.per_key)
@@ -83,7 +99,8 @@ class Family:
         if self.options.effects:
             self.log(f"effects: {learn_effects(learner, holder(prober))}")
         for model in learner.models():
-            self.variants.append((model, {prober.arch}))
+            home.models[model.key] = model
+            home.shared[model.key] = {prober.arch}
         for key, state in learner.states.items():
             samples = [w for form in (state.model.forms if state.model else ()) for w in (*form.shapes, *form.probes)]
             pool = sorted(state.samples.index)
@@ -92,37 +109,41 @@ class Family:
         self.reports[prober.arch] = learner.report()
 
     def _differing(self, prober: Prober, words: Sequence[int]) -> set[int]:
-        """Notes which models are true for ``prober``'s target too; returns the keys that have to be learned anew."""
-        known: dict[int, list[tuple[Key, set[str]]]] = defaultdict(list)
-        for variant in self.variants:
-            known[variant[0].key].append(variant)
-        asked = sorted({*(w for w in words if prober.cache[w] is not None), *chain(*self.checks.values())})
+        """Finds for each key the home where every word has the same text; returns the keys that have none."""
+        valid = sorted({w for w in words if prober.cache[w] is not None})
         texts: dict[int, list[tuple[int, str]]] = defaultdict(list)
-        for word, text in zip(asked, prober.texts(asked), strict=True):
-            if text is not None:
-                texts[key_of(word)].append((word, text))
+        for word in valid:
+            texts[key_of(word)].append((word, prober.cache[word] or ""))
+        for home in self.homes:
+            home.prober.texts(valid)
         differing = set()
         for key, pairs in sorted(texts.items()):
-            for model, targets in known[key]:
-                if all(self._same(model, word, text) for word, text in pairs):
-                    targets.add(prober.arch)
+            for home in self.homes:
+                if key in home.shared and all(self._same(home, word, text) for word, text in pairs):
+                    home.shared[key].add(prober.arch)
                     break
             else:
                 differing.add(key)
-        for key in sorted(differing):
-            self.log(f"{prober.arch}: {key:04x} {texts[key][0][1]} is " + (
-                "read differently" if known[key] else "new"))
+                self.log(f"{prober.arch}: {key:04x} {pairs[0][1]} is " + (
+                    "different" if any(key in home.shared for home in self.homes) else "new"))
         self.log(f"{prober.arch}: {len(texts)} keys, {len(differing)} of them not as in {self.targets}")
         return differing
 
-    def _same(self, model: Key, word: int, text: str) -> bool:
-        return model.body(word, self.zero) == text.replace(f"{HIDDEN_BANK}[", "desc[")
+    def _same(self, home: Home, word: int, text: str) -> bool:
+        if home.prober.cache[word] == text:
+            return True
+        model = home.models.get(key_of(word))
+        return model is not None and model.body(word, self.zero) == text.replace(f"{HIDDEN_BANK}[", "desc[")
 
     def models(self) -> list[Key]:
         """All models, each naming its targets unless it is true for the whole family."""
-        for model, targets in self.variants:
-            model.targets = () if targets == set(self.targets) else tuple(t for t in self.targets if t in targets)
-        return [model for model, _ in self.variants]
+        out = []
+        for home in self.homes:
+            for key, model in home.models.items():
+                targets = home.shared[key]
+                model.targets = () if targets == set(self.targets) else tuple(t for t in self.targets if t in targets)
+                out.append(model)
+        return out
 
 
 def holder(prober: Prober) -> Holder:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +12,7 @@ from isa_learning.grow import Grower
 from isa_learning.order import Slots, arrange
 
 from gwatch.sass.isa import values
-from gwatch.sass.isa.lex import Cut, cut
+from gwatch.sass.isa.lex import Cut, cut, pieces
 from gwatch.sass.isa.model import Choice, Form, Key, Value
 from gwatch.sass.isa.tree import Node
 
@@ -30,6 +30,26 @@ def bit_matrix(words: Sequence[int]) -> Bits:
     """(n, 128) matrix of word bits, lowest first."""
     raw = np.frombuffer(b"".join(w.to_bytes(16, "little") for w in words), dtype=np.uint8).reshape(-1, 16)
     return np.unpackbits(raw, axis=1, bitorder="little")
+
+
+def printed_reuse(parts: Cut) -> Cut:
+    """``parts`` of a probed word, whose control word marks no reuse: ``.reuse`` is then the word's own attachment.
+
+    Sparse matrix products mark their metadata register so by a bit of the instruction.
+    """
+    if not parts.reuse:
+        return parts
+    attachments = list(parts.attachments)
+    at = index = 0
+    for piece in pieces(parts.skeleton):
+        if piece[0].isupper():
+            if index in parts.reuse:
+                attachments[at + 1] = f".reuse{attachments[at + 1]}"
+            at += 2
+            index += 1
+        elif piece[0] == "]" or piece[0].islower():
+            at += 1
+    return replace(parts, attachments=tuple(attachments), reuse=())
 
 
 @dataclass
@@ -55,7 +75,7 @@ class Samples:
         if text is None:
             self.invalid.add(word)
             return
-        parts = cut(text)
+        parts = printed_reuse(cut(text))
         self.index[word] = len(self.words)
         self.words.append(word)
         self.cuts.append(parts)

@@ -163,7 +163,7 @@ class Learner:
                 state.model = None
         self.log(f"{derive_shapes(self.models(), self.prober, self.zero)} shapes derived from compiler words")
         note_reuse(self.models(), self.prober)
-        note_sensitive(self.models(), self.prober)
+        self.note_sensitive()
         note_control(self.models(), self.prober)
 
     def models(self) -> list[Key]:
@@ -382,6 +382,17 @@ class Learner:
                 if label >= 0 and not state.model.forms[label].shapes and not state.model.forms[label].probes:
                     state.model.forms[label].probes = [word & ~CONTROL_MASK]
 
+    def note_sensitive(self) -> None:
+        """Note the bits of each key that matter: flipped alone they change the text or leave no instruction.
+
+        Such a bit must not be filled in from words with other modifiers: it may belong to a modifier of two bits of
+        which the trees saw only one.
+        """
+        for _, state in sorted(self.states.items()):
+            if state.model is not None:
+                mask = sum(1 << bit for bit in PROBED_BITS if self._matters(state.samples, bit))
+                state.model.extra["sensitive"] = f"{mask:x}"
+
     def note_guards(self) -> None:
         """Learn which predicate file guards each key."""
         words = {key: min(state.samples.real or state.samples.index) & ~GUARD
@@ -419,8 +430,8 @@ def note_reuse(models: Iterable[Key], prober: Prober) -> None:
     for model in models:
         for form in model.forms:
             words = form.shapes or form.probes
-            step = max(1, len(words) // 8)
-            for word in words[::step][:8]:
+            step = max(1, len(words) // 4)
+            for word in words[::step][:4]:
                 base = word & ~CONTROL_MASK | PROBE_CONTROL
                 for bit in range(4):
                     trials += [(form, word, bit, base | mark << 122) for mark in sorted({1 << bit, 1 << bit | 8})]
@@ -467,7 +478,7 @@ def share_attachments(models: Iterable[Key]) -> None:
 
 
 def drop_unproved(models: Iterable[Key], prober: Prober, zero: dict[str, int], log: Log,
-                  trials: int = 200) -> list[Key]:
+                  trials: int = 100) -> list[Key]:
     """The models, without those that no compiler uses and that say a wrong text of some random mutation.
 
     In opcodes that compilers use, only the forms that they do not use are made unknown.
@@ -506,31 +517,6 @@ def drop_unproved(models: Iterable[Key], prober: Prober, zero: dict[str, int], l
         else:
             out.append(model)
     return out
-
-
-def note_sensitive(models: Iterable[Key], prober: Prober) -> None:
-    """Note the bits of each key that matter: flipped alone they change the text or leave no instruction.
-
-    Such a bit must not be filled in from words with other modifiers: it may belong to a modifier of two bits of which
-    the trees saw only one.
-    """
-    seeds: dict[int, list[int]] = {}
-    for model in models:
-        words = []
-        for form in model.forms:
-            kept = form.shapes or form.probes
-            words += kept[::max(1, len(kept) // 3)][:3]
-        seeds[model.key] = [probing_word(w) for w in words]
-    flips = [0, *(1 << b for b in PROBED_BITS)]
-    asked = sorted({w ^ flip for words in seeds.values() for w in words for flip in flips})
-    text = dict(zip(asked, prober.texts(asked), strict=True))
-    for model in models:
-        mask = 0
-        for word in seeds[model.key]:
-            for bit in PROBED_BITS:
-                if text[word ^ 1 << bit] != text[word]:
-                    mask |= 1 << bit
-        model.extra["sensitive"] = f"{mask:x}"
 
 
 def _features(parts: Cut) -> set[object]:
