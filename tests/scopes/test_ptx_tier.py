@@ -443,6 +443,13 @@ def test_ptx_inside_a_loaded_fat_binary_is_kept_and_found(dump: Path) -> None:
     del keep, also
 
 
+def test_of_ptx_for_several_architectures_the_launched_one_is_taken(dump: Path) -> None:
+    text = (DATA / "markers.ptx").read_bytes()
+    store = ImageStore()
+    store.contained(7, fatbin((1, text.replace(b"sm_90a", b"sm_80")), (1, text)))
+    assert find("markers", "", store).target == "sm_90a"
+
+
 def test_ptx_text_that_was_loaded_is_kept() -> None:
     text = (DATA / "markers.ptx").read_bytes()
     address, keep = at(b"\n\n\n\n\n" + text)

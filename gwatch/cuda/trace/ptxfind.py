@@ -192,6 +192,8 @@ def _chosen(found: list[FoundPtx], cubin: Cubin, kernel: KernelDef, dsl: str) ->
             f"{found[0].origin} defines {kernel.name} with other parameters or scope markers than the code that ran",
             f"it was written by an earlier version of the kernel: delete it and compile anew; {_CURES[dsl]}",
         )
+    own = [(item, module) for item, module in fitting if module.target == cubin.arch.name]
+    fitting = own or fitting  # a library may hold PTX for several architectures
     began = process_start()
     if len(fitting) == 1 and (
         fitting[0][0].written is None or fitting[0][0].written >= began - _SAME_CLOCK_S
