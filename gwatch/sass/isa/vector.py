@@ -8,6 +8,7 @@ number, so that a section's facts are table look-ups and bit fields.
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -38,10 +39,11 @@ ROW = np.dtype([
     ("key", "<u2"), ("form", "<i2"), ("opcode", "<i4"), ("kind", "u1"), ("known", "?"), ("complete", "?"),
     ("guard", "u1"), ("guard_negated", "?"), ("guard_uniform", "?"), ("stall", "u1"), ("yield_flag", "u1"),
     ("write_scoreboard", "u1"), ("read_scoreboard", "u1"), ("wait_mask", "u1"), ("reuse", "u1"), ("relative", "?"),
-    ("target", "<i8")])
+    ("uses", "u1"), ("first_use", "<u4"), ("target", "<i8")])
 """One instruction. ``key`` is the 13-bit opcode, ``form`` the number of its form (-1 unknown), ``opcode`` an index into
 :attr:`Section.opcode_names` (-1 unknown), ``kind`` a code of :data:`KIND_NAMES`, ``guard`` 7 for none, ``target`` the
-absolute byte address where ``relative`` is set, else 0."""
+absolute byte address where ``relative`` is set, else 0. Its register reads and writes are the ``uses`` rows of
+:attr:`Section.uses` from ``first_use`` on."""
 
 CHUNK = 1 << 17
 """Words worked on at once: bounds the memory of what lies in between."""
@@ -111,10 +113,14 @@ _SLOTTED = _FIELD | _USE | _DOUBT
 
 
 class Decoder:
-    """Template numbers of words, and what each number stands for. Number 0 is every word the table does not know."""
+    """Template numbers of words, and what each number stands for. Number 0 is every word the table does not know.
+
+    May be used from several threads: ``lock`` is held while templates are made or texts are written.
+    """
 
     def __init__(self, templates: Templates) -> None:
         self.source = templates
+        self.lock = threading.RLock()
         self.templates: list[Template | None] = [None]
         self.opcode_names: list[str] = []
         self._opcodes: dict[str, int] = {}
@@ -149,9 +155,10 @@ class Decoder:
     def ids(self, words: Words) -> Ids:
         """The template number of each word ``(n, 2) uint64``."""
         out = np.empty(len(words), np.int32)
-        for start in range(0, len(words), CHUNK):
-            part = words[start:start + CHUNK]
-            out[start:start + len(part)] = self._chunk(part)
+        with self.lock:
+            for start in range(0, len(words), CHUNK):
+                part = words[start:start + CHUNK]
+                out[start:start + len(part)] = self._chunk(part)
         return out
 
     def _chunk(self, words: Words) -> Ids:
@@ -480,7 +487,8 @@ class Section:
         renderer = self.decoder.renderer
         for start in range(0, len(places), CHUNK):
             part = places[start:start + CHUNK]
-            texts = renderer.texts(self.words[part], self.ids[part], addresses[part], canonical)
+            with self.decoder.lock:
+                texts = renderer.texts(self.words[part], self.ids[part], addresses[part], canonical)
             out += texts.tolist()
         return out
 
@@ -490,7 +498,9 @@ class Section:
         out["key"] = keys_of(self.words)
         for name in ("form", "opcode", "kind", "known"):
             out[name] = self._of(name)
-        out["complete"] = self._uses[2]
+        _, index, out["complete"] = self._uses
+        counts = np.bincount(index, minlength=len(self.words))
+        out["uses"], out["first_use"] = counts, np.cumsum(counts) - counts
         guard = (self.words[:, 0] >> np.uint64(12)).astype(np.uint8)
         out["guard"], out["guard_negated"] = guard & np.uint8(7), guard & np.uint8(8)
         out["guard_uniform"] = self._of("uniform")
