@@ -14,6 +14,7 @@ import argparse
 import json
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -24,7 +25,14 @@ from isa_learning.control_facts import control_facts  # noqa: E402
 from isa_learning.corpus import corpus_words, cubins  # noqa: E402
 from isa_learning.family import Family, Options  # noqa: E402
 from isa_learning.probe import Prober  # noqa: E402
-from isa_learning.sources import own_inputs, own_words, plain  # noqa: E402
+from isa_learning.sources import (  # noqa: E402
+    late_statements,
+    own_inputs,
+    own_kernels,
+    own_words,
+    plain,
+    statements,
+)
 
 from gwatch.errors import ToolError  # noqa: E402
 from gwatch.sass.arch import ARCHES, Arch, arch_by_name  # noqa: E402
@@ -80,7 +88,9 @@ def main() -> int:
     log(f"{' '.join(p.arch for p in probers)}: {len(words)} distinct compiler words")
     own: set[int] = set()
     if not options.no_own_sources:
-        own = words_once(own_inputs(arch.name), lambda: own_words(arch.name)) if options.cache else own_words(arch.name)
+        for kernels in (own_kernels(statements()), own_kernels(late_statements(), all_uniform=True)):
+            own |= words_once(own_inputs(arch.name, kernels), partial(own_words, arch.name, kernels)) \
+                if options.cache else own_words(arch.name, kernels)
         words |= plain(own)
         log(f"{len(own)} words of own sources, {len(words)} distinct words in all")
     facts = control_facts((p for n in numbers for p in cubins(corpora, n, options.exclude)), own)

@@ -73,7 +73,7 @@ def note_kinds(models: Iterable[Key], facts: dict[int, ControlFacts]) -> None:
         model.extra["seen"] = 0
 
 
-REPRESENTATIVES = 1
+REPRESENTATIVES = 12
 TRIALS = 12
 
 
@@ -88,8 +88,8 @@ def note_control(models: Iterable[Key], prober: Prober) -> None:
 
     ``write``, ``read``: masks of the allowed scoreboard numbers; ``wait``: mask of the allowed wait bits; ``issue``:
     mask of the allowed ``stay << 4 | stall`` without reuse; ``reuse``: masks of the allowed reuse values, without and
-    with the stay bit (reuse needs a stall). A key takes what any of its forms takes. ``apart`` counts random
-    combinations for which nvdisasm disagrees with the fields taken one by one.
+    with the stay bit (reuse needs a stall). A key takes the reuse values that any of its forms
+    takes. ``apart`` counts random combinations that nvdisasm accepts although one of the fields says no.
     """
     singles = {
         "write": [control_bits(write=n) for n in range(8)], "read": [control_bits(read=n) for n in range(8)],
@@ -99,20 +99,26 @@ def note_control(models: Iterable[Key], prober: Prober) -> None:
         "reuse1": [control_bits(reuse=n) for n in range(16)]}
     rng = random.Random(1)
     plan: list[tuple[Key, list[int], list[int]]] = []
+    reuse = singles["reuse1"][1:8]
     for model in models:
-        bare = [word & ~CONTROL_MASK & ~(15 << 12) | 7 << 12
-                for form in model.forms for word in (form.shapes or form.probes)[:1]][:REPRESENTATIVES]
+        shown: dict[tuple[int, str | None], int] = {}
+        for n, form in enumerate(model.forms):
+            for word in form.shapes or form.probes:
+                shown.setdefault((n, model.opcode_text(word)), word & ~CONTROL_MASK & ~(15 << 12) | 7 << 12)
+        step = max(1, len(shown) // REPRESENTATIVES)
+        bare = list(shown.values())[::step][:REPRESENTATIVES]
         mixed = [control_bits(rng.randrange(16), rng.randrange(2), *(rng.choice((7, rng.randrange(8))) for _ in "wr"),
                               rng.getrandbits(6), rng.choice((0, rng.randrange(16)))) for _ in range(TRIALS)]
         plan.append((model, bare, mixed))
     every = [c for values in singles.values() for c in values]
-    asked = sorted({b | c for _, bare, mixed in plan for b in bare for c in (*mixed, *every)})
+    asked = sorted({b | c for _, bare, mixed in plan for n, b in enumerate(bare)
+                    for c in (reuse if n else (*mixed, *every))})
     good = {w for w, text in zip(asked, prober.texts(asked), strict=True) if text is not None}
     for model, bare, mixed in plan:
         masks = {name: sum(1 << n for n, c in enumerate(values) if any(b | c in good for b in bare))
                  for name, values in singles.items()}
         model.extra["control"] = {"write": masks["write"], "read": masks["read"], "wait": masks["wait"],
                                   "issue": masks["issue"], "reuse": [masks["reuse0"], masks["reuse1"]]}
-        apart = sum(any(b | c in good for b in bare) != model.allows(c) for c in mixed)
+        apart = sum(b | c in good and not model.allows(c) for b in bare[:1] for c in mixed)
         if apart:
             model.extra["control"]["apart"] = apart

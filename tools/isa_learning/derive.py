@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
-from isa_learning.probe import CONTROL_MASK, PROBE_CONTROL, Prober
+from isa_learning.probe import CONTROL_MASK, HIDDEN_BANK, PROBE_CONTROL, Prober
 
 from gwatch.sass.isa import tree
 from gwatch.sass.isa.model import Key
@@ -17,36 +17,40 @@ from gwatch.sass.isa.model import Key
 ATTACHMENT_BITS = 4
 _PLAIN = PROBE_CONTROL | 7 << 12
 Shape = tuple[int, tuple[str, ...], int]
+Name = tuple[str, str, tuple[str, ...]]
 
 
 def derive_shapes(models: Iterable[Key], prober: Prober, zero: dict[str, int]) -> int:
     """Add such words to ``shapes`` of the forms where no compiler word is; returns how many."""
-    found: list[tuple[Key, Shape, int]] = []
+    models = list(models)
+    compiled = set()
     for model in models:
-        changes = _changes(model)
-        known: dict[tuple[str, int, tuple[str, ...]], set[int]] = defaultdict(set)
-        bases = []
         for form in model.forms:
             for word in form.shapes:
                 shape = _shape(model, word)
                 if shape is not None:
-                    known[model.opcode_text(word) or "", shape[0], shape[1]].add(shape[2])
-                    bases.append(word)
-        compiled = set(known)
-        for base in bases:
-            text = model.opcode_text(base) or ""
+                    compiled.add(_name(model, word, shape))
+    found: dict[Name, list[tuple[Key, Shape, int]]] = defaultdict(list)
+    for model in models:
+        changes = _changes(model)
+        # Where descriptors are hidden no compiler sets the bit that shows them; canonical text means the hidden one.
+        hides = any(f"{HIDDEN_BANK}[" in form.skeleton for form in model.forms)
+        shown = {n for n, form in enumerate(model.forms) if hides and " desc[" in f" {form.skeleton}"}
+        for base in sorted(w for form in model.forms for w in form.shapes):
+            text = model.opcode_text(base)
             for word in _variants(base, changes):
                 shape = _shape(model, word)
-                if shape is None or model.opcode_text(word) != text:
+                if shape is None or shape[0] in shown or model.opcode_text(word) != text:
                     continue
-                name = (text, shape[0], shape[1])
-                if name not in compiled and shape[2] not in known[name]:
-                    known[name].add(shape[2])
-                    found.append((model, shape, word))
-    asked = sorted({word & ~CONTROL_MASK & ~(15 << 12) | _PLAIN for _, _, word in found})
+                name = _name(model, word, shape)
+                if name not in compiled and all(m is not model or s != shape for m, s, _ in found[name]):
+                    found[name].append((model, shape, word))
+    # A text for which compiler words suggest several words is left to the encoder's rules.
+    single = [options[0] for _, options in sorted(found.items(), key=lambda item: item[0]) if len(options) == 1]
+    asked = sorted({word & ~CONTROL_MASK & ~(15 << 12) | _PLAIN for _, _, word in single})
     texts = dict(zip(asked, prober.texts(asked), strict=True))
     count = 0
-    for model, shape, word in found:
+    for model, shape, word in single:
         text = texts[word & ~CONTROL_MASK & ~(15 << 12) | _PLAIN]
         if text is not None and model.body(word, zero) == text:
             model.forms[shape[0]].shapes.append(word)
@@ -57,6 +61,10 @@ def derive_shapes(models: Iterable[Key], prober: Prober, zero: dict[str, int]) -
             if form.shapes:
                 form.probes = []
     return count
+
+
+def _name(model: Key, word: int, shape: Shape) -> Name:
+    return model.opcode_text(word) or "", model.forms[shape[0]].skeleton, shape[1]
 
 
 def _changes(model: Key) -> list[tuple[int, list[int]]]:

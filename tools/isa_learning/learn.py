@@ -55,6 +55,7 @@ class Learner:
         self.log = log
         self.only = None if only is None else frozenset(only)
         self.random = random.Random(seed)
+        self.rounds = 0
         self.states: dict[int, State] = {}
 
     def state(self, key: int) -> State:
@@ -144,6 +145,9 @@ class Learner:
         self.flips(SEEDS // 2)
         self.fit()
         self.log(f"sweep: {found} new words; {self.prober.count} asked")
+        found = self.corners()
+        self.fit()
+        self.log(f"corners: {found} new words; {self.prober.count} asked")
         for number in range(rounds):
             checked, wrong, unknown = self.round(per_key)
             self.flips(SEEDS // 2)
@@ -216,6 +220,29 @@ class Learner:
                 words.add(word)
         return self.feed(words)
 
+    def corners(self, real: int = 4, other: int = 1) -> int:
+        """Numbers at the ends of their ranges: aliases like IMAD.SHL hang on one value of an operand."""
+        words: set[int] = set()
+        for _, state in sorted(self.states.items()):
+            if state.model is None:
+                continue
+            left: Counter[int] = Counter()
+            seen: set[tuple[int, str | None]] = set()
+            for word in sorted(state.samples.index, key=lambda w: (w not in state.samples.real, w)):
+                label = tree.lookup(state.model.select, word)
+                shape = (label, state.model.opcode_text(word))
+                if label < 0 or shape in seen or left[label] >= (real if state.samples.real else other):
+                    continue
+                seen.add(shape)
+                left[label] += 1
+                for value in state.model.forms[label].values:
+                    place = value.field_of(word)
+                    for low, width, _ in place.runs if place is not None else ():
+                        top, mask = 1 << width - 1, (1 << width) - 1
+                        for number in (0, 1, 2, top, top - 1, top >> 1, mask, mask - 1) if width >= 5 else ():
+                            words.add(word & ~(mask << low) | number << low)
+        return self.feed(words)
+
     def _matters(self, samples: Samples, bit: int) -> bool:
         for word in samples.flipped:
             other = word ^ 1 << bit
@@ -239,10 +266,12 @@ class Learner:
     def round(self, per_key: int, enumerate_bits: int = 8) -> tuple[int, int, int]:
         """Guess texts of mutated words, check them; returns (checked, wrong, unknown) over valid words."""
         words: set[int] = set()
-        for _, state in sorted(self.states.items()):
+        self.rounds += 1
+        for key, state in sorted(self.states.items()):
             if state.model is not None:
-                words |= set(self._mutations(state, per_key if state.samples.real else per_key // 3))
-                words |= set(self._enumerations(state, enumerate_bits))
+                rng = random.Random(self.rounds << 16 | key)  # what one key learns must not change another's guesses
+                words |= set(self._mutations(state, per_key if state.samples.real else per_key // 3, rng))
+                words |= set(self._enumerations(state, enumerate_bits, rng))
         todo = sorted(w for w in words if w not in self.prober.cache)
         checked = wrong = unknown = 0
         again: list[int] = []
@@ -273,7 +302,7 @@ class Learner:
         self.feed(flips)
         return checked, wrong, unknown
 
-    def _mutations(self, state: State, count: int) -> list[int]:
+    def _mutations(self, state: State, count: int, rand: random.Random) -> list[int]:
         model, samples = state.model, state.samples
         assert model is not None
         by_form: dict[str, list[int]] = defaultdict(list)
@@ -290,7 +319,6 @@ class Learner:
             if bits and bits not in free:
                 free.append(bits)
         out = []
-        rand = self.random
         for _ in range(count):
             base = rand.choice(by_form[rand.choice(names)])
             word = base
@@ -321,7 +349,7 @@ class Learner:
             out.append(probing_word(word))
         return out
 
-    def _enumerations(self, state: State, limit: int) -> list[int]:
+    def _enumerations(self, state: State, limit: int, rand: random.Random) -> list[int]:
         model = state.model
         assert model is not None
         out: list[int] = []
@@ -343,7 +371,7 @@ class Learner:
                 skeleton = model.forms[n].skeleton
                 pool = [w for w in words if state.samples.cuts[state.samples.index[w]].skeleton == skeleton]
             mask = sum(1 << b for b in bits)
-            for base in self.random.sample(pool, min(len(pool), 2 if len(bits) < 6 else 1)):
+            for base in rand.sample(pool, min(len(pool), 2 if len(bits) < 6 else 1)):
                 for number in range(1 << len(bits)):
                     value = sum((number >> p & 1) << b for p, b in enumerate(bits))
                     out.append(base & ~mask | value)

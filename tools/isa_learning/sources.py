@@ -11,7 +11,7 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -913,6 +913,44 @@ def _more_scalar() -> Iterator[tuple[str, tuple[str, ...]]]:
     yield "setp.ne.u32 %p2,%r0,0; @!%p2 bra.uni L1; st.global.u32 [%l1+8],%r2; bar.sync 0; L1: st.global.u32 [%l1+16],%r3;", ()
 
 
+def late_statements() -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Statements for shapes that were missed in code held out: compiled apart, so that a cache keeps all others."""
+    for address in ("%r0", "%r0+64", "sh", "%r20", "%r20+128"):
+        setup = "mov.u32 %r20,sh;"
+        for op, kind in (("add", "u32"), ("add", "s32"), ("inc", "u32")):
+            value = "0xffffffff" if op == "inc" else "1"
+            yield f"{setup} red.shared.{op}.{kind} [{address}],{value};", ()
+            yield f"{setup} atom.shared.{op}.{kind} %r10,[{address}],{value};", ("%r10",)
+    for shift in (1, 4, 5, 16, 31):
+        for value in ("-2", "1", "-64", "0x12345", "%r3"):
+            yield f"shr.s32 %r20,%r2,{shift}; add.s32 %r10,%r20,{value};", ("%r10",)
+            yield f"shr.u32 %r20,%r2,{shift}; add.s32 %r10,%r20,{value};", ("%r10",)
+            yield f"shl.b32 %r20,%r2,{shift}; add.s32 %r10,%r20,{value};", ("%r10",)
+            yield f"mad.lo.s32 %r20,%r2,{1 << min(shift, 30)},%r4; add.s32 %r10,%r20,{value};", ("%r10",)
+    for factor in ("-2147483648", "1073741824", "-1", "3", "65536"):
+        yield f"mul.lo.s32 %r10,%r2,{factor};", ("%r10",)
+        yield f"mad.lo.s32 %r10,%r2,{factor},%r3;", ("%r10",)
+    for kind in ("s8", "u8", "s16", "u16"):
+        for to in ("f32", "f64", "f16", "bf16"):
+            out = {"f32": "%f10", "f64": "%d5", "f16": "%h10", "bf16": "%h10"}[to]
+            for byte in (0, 8, 16, 24) if kind[1:] == "8" else (0,):
+                yield (f"shr.u32 %r20,{'%r2' if kind[1:] == '8' else '%r3'},{byte}; cvt.u16.u32 %h5,%r20; cvt.rn.{to}.{kind} {out},%h5;", (out,))
+    for cmp in ("eq", "ne", "lt", "le", "gt", "ge", "neu", "ltu"):
+        for kind in ("f16x2", "bf16x2"):
+            yield f"mov.b32 {{%h5,%h6}},%r2; mov.b32 %r20,{{%h5,%h5}}; mov.b32 {{%h7,%h8}},%r3; mov.b32 %r21,{{%h8,%h8}}; setp.{cmp}.{kind} %p2|%p3,%r20,%r21;", ("%p2", "%p3")
+        for kind in ("f16", "bf16"):
+            yield f"mov.b32 {{%h5,%h6}},%r2; mov.b32 {{%h7,%h8}},%r3; setp.{cmp}.{kind} %p2,%h5,%h8;", ("%p2",)
+            yield f"mov.b32 {{%h5,%h6}},%r2; mov.b32 {{%h7,%h8}},%r3; setp.{cmp}.or.{kind} %p2,%h6,%h7,!%p0;", ("%p2",)
+    for number, trans, offset in itertools.product((1, 2, 4), ("", ".trans"), ("", "+4096", "+-16")):
+        out = tuple(f"%r{20 + n}" for n in range(number))
+        for base in ("%r0", "%r2"):
+            yield f"ldmatrix.sync.aligned.m8n8.x{number}{trans}.shared.b16 {{{','.join(out)}}},[{base}{offset}];", out
+    for op, kind in itertools.product(("max", "min"), ("f16x2", "bf16x2", "f16", "bf16")):
+        a, b, c, out = ("%r2", "%r3", "%r4", "%r10") if "x2" in kind else ("%h0", "%h1", "%h2", "%h10")
+        yield f"{op}.{kind} {out},{a},{b}; {op}.{kind} {out},{out},{c};", (out,)
+        yield f"{op}.NaN.{kind} {out},{a},{b}; {op}.NaN.{kind} {out},{out},{c};", (out,)
+
+
 def _compile(ptxas: str, arch: str, kernels: Sequence[str], folder: Path, number: int) -> list[Path]:
     source = folder / f"{number}.ptx"
     source.write_text(f".version {PTX_VERSION}\n.target {arch}\n.address_size 64\n" + "".join(kernels), encoding="utf-8")
@@ -946,31 +984,30 @@ def _ptxas() -> str:
     return ptxas
 
 
-def own_inputs(arch: str) -> str:
+def own_inputs(arch: str, kernels: Sequence[str]) -> str:
     """All that :func:`own_words` depends on: the architecture, ptxas' version, the sources."""
     done = subprocess.run([_ptxas(), "--version"], capture_output=True, text=True, check=True)
-    return "\n".join((arch, PTX_VERSION, done.stdout, *own_kernels()))
+    return "\n".join((arch, PTX_VERSION, done.stdout, *kernels))
 
 
-def own_kernels() -> list[str]:
+def own_kernels(made: Iterable[tuple[str, tuple[str, ...]]], all_uniform: bool = False) -> list[str]:
     """One kernel per statement, and more where the operands can come from uniform registers."""
     kernels: list[str] = []
     seen: set[str] = set()
     uniform = {body for make in (_integer, _floating, _half, _convert, _warp, _barriers, _more_scalar) for body, _ in make()}
-    for body, outputs in statements():
+    for body, outputs in made:
         if body not in seen:
             seen.add(body)
             kernels.append(_kernel(f"k{len(kernels)}", body, outputs))
-            if body in uniform:
+            if all_uniform or body in uniform:
                 for names in (_ODD, _EVEN, tuple(_UNIFORM)):
                     kernels.append(_uniform(_kernel(f"k{len(kernels)}", body, outputs), names))
     return kernels
 
 
-def own_words(arch: str, workers: int = 1) -> set[int]:
-    """Distinct words (control bits included) that ptxas writes for all statements it accepts for ``arch``."""
+def own_words(arch: str, kernels: Sequence[str], workers: int = 1) -> set[int]:
+    """Distinct words (control bits included) that ptxas writes for those of the kernels that it accepts."""
     ptxas = _ptxas()
-    kernels = own_kernels()
     words: set[int] = set()
     with tempfile.TemporaryDirectory(prefix="gwatch-isa-") as name, ThreadPoolExecutor(workers) as pool:
         folder = Path(name)
