@@ -167,6 +167,8 @@ def _write(sources: list[Path], archives: list[Path], names: list[str], report: 
         write_atomically(target, source.read_bytes())
     if report is None:
         return list(archives)
+    if sys.stderr.isatty():
+        _say(f"writing {report} …")
     loaded = [File.load(archive) for archive in archives]
     (File.merge(loaded, names) if len(loaded) > 1 else loaded[0]).render(report)
     return [report, *archives]

@@ -8,6 +8,7 @@ used. This module imports nothing but the standard library until then.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import functools
 import importlib.abc
@@ -256,6 +257,8 @@ class Process:
         if self._session is not None:
             from gwatch.cuda.program.running import end_session
 
+            if self._launched:
+                _progress("reading the records")
             try:
                 end_session(self._session)
                 return
@@ -273,6 +276,13 @@ class Process:
             os.replace(part, path)
         except OSError:
             return  # the command has ended and taken its folder along; this process outlived it
+
+
+def _progress(text: str) -> None:
+    """A line on a terminal's standard error, nothing where that is a file, or closed already."""
+    with contextlib.suppress(Exception):
+        if sys.stderr.isatty():
+            sys.stderr.write(f"gwatch: {text} …\n")
 
 
 def _die(number: int) -> None:
