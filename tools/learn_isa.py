@@ -26,7 +26,7 @@ from isa_learning.corpus import corpus_words, cubins  # noqa: E402
 from isa_learning.family import Family, Options  # noqa: E402
 from isa_learning.probe import Prober  # noqa: E402
 from isa_learning.sources import (  # noqa: E402
-    late_statements,
+    late_kernels,
     own_inputs,
     own_kernels,
     own_words,
@@ -88,7 +88,7 @@ def main() -> int:
     log(f"{' '.join(p.arch for p in probers)}: {len(words)} distinct compiler words")
     own: set[int] = set()
     if not options.no_own_sources:
-        for kernels in (own_kernels(statements()), own_kernels(late_statements(), all_uniform=True)):
+        for kernels in (own_kernels(statements()), late_kernels()):
             own |= words_once(own_inputs(arch.name, kernels), partial(own_words, arch.name, kernels)) \
                 if options.cache else own_words(arch.name, kernels)
         words |= plain(own)

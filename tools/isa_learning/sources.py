@@ -1005,6 +1005,37 @@ def own_kernels(made: Iterable[tuple[str, tuple[str, ...]]], all_uniform: bool =
     return kernels
 
 
+_COMPUTED = {name: f"mov.u32 %r30,%ctaid.x; mad.lo.s32 %r30,%r30,{5 + n},{n + 1}; " + how.format(name) for n, (name, how) in enumerate((
+    ("%r2", "mov.b32 {},%r30;"), ("%r3", "mov.b32 {},%r30;"), ("%r4", "mov.b32 {},%r30;"), ("%r5", "mov.b32 {},%r30;"),
+    ("%f0", "mov.b32 {},%r30;"), ("%f1", "mov.b32 {},%r30;"), ("%f2", "mov.b32 {},%r30;"),
+    ("%d0", "mov.b64 {},{{%r30,%r30}};"), ("%d1", "mov.b64 {},{{%r30,%r30}};"), ("%d2", "mov.b64 {},{{%r30,%r30}};"),
+    ("%l2", "mov.b64 {},{{%r30,%r30}};"), ("%l3", "mov.b64 {},{{%r30,%r30}};"), ("%h0", "cvt.u16.u32 {},%r30;"),
+    ("%h1", "cvt.u16.u32 {},%r30;"), ("%h2", "cvt.u16.u32 {},%r30;")))}
+
+
+def _computed(kernel: str, names: Sequence[str]) -> str:
+    """``kernel`` with the registers ``names`` computed from the block index: uniform registers, not constants."""
+    for name in names:
+        kernel = re.sub(rf"ld\.global\.\w+ {name},\[%l0[^]]*\];", lambda _, text=_COMPUTED[name]: text, kernel, count=1)
+    return kernel
+
+
+def late_kernels() -> list[str]:
+    """Kernels for shapes that were missed in code held out: compiled apart, so that a cache keeps all others.
+
+    Besides statements of their own: memory accesses whose address is no uniform register, and arithmetic on uniform
+    registers that hold no kernel parameter.
+    """
+    kernels = own_kernels(late_statements(), all_uniform=True)
+    for body, outputs in itertools.chain(_memory(), _atomics(), _asynchronous()):
+        moved = body.replace("[%l0", "[%l2").replace("[%r0", "[%r2")
+        if moved != body and "+64]" not in moved:
+            kernels.append(_kernel(f"k{len(kernels)}", moved, outputs))
+    for body, outputs in itertools.chain(_integer(), _floating(), _convert()):
+        kernels.append(_computed(_kernel(f"k{len(kernels)}", body, outputs), tuple(_COMPUTED)))
+    return kernels
+
+
 def own_words(arch: str, kernels: Sequence[str], workers: int = 1) -> set[int]:
     """Distinct words (control bits included) that ptxas writes for those of the kernels that it accepts."""
     ptxas = _ptxas()
