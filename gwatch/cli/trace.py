@@ -233,7 +233,7 @@ def _summary(
     written: list[Path],
     as_json: bool,
 ) -> int:
-    from gwatch.cuda.program.collected import causes
+    from gwatch.cuda.program.collected import causes, lost
 
     reasons = causes(program, options) if not traced else []
     if as_json:
@@ -255,6 +255,8 @@ def _summary(
     for item in program.watched if traced else ():
         for problem in item["problems"]:
             _say(problem)
+    for text in lost(program) if traced else ():
+        _say(text)
     for reason in reasons:
         _say(f"nothing was recorded: {reason}")
     if program.code:

@@ -399,6 +399,22 @@ def test_ranks_leave_an_archive_each_and_a_merged_report(
     ]  # the timer steps by 32 ns
 
 
+def test_a_rank_that_was_killed_is_named_beside_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    command = ranks_program(1)
+    command[2] = command[2].replace(
+        "sys.exit(0)",
+        'for n in (4194305, os.getppid()):\n    with open(os.path.join(folder, f"{n}.json"), "w") as file:\n'
+        '        json.dump({"pid": n, "state": "launching", "argv": []}, file)\nsys.exit(0)',
+    )
+    assert run_command("trace", ["--", *command]) == 0
+    err = capfd.readouterr().err
+    assert "[process-killed] process 4194305 ended without reaching" in err  # above the largest process id
+    assert f"[process-running] process {os.getpid()} outlives" in err
+
+
 def test_outputs_that_differ_are_exit_code_1_and_a_failed_program_keeps_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -80,14 +80,12 @@ def causes(program: Program, options: ProgramOptions) -> list[str]:
             "-I, -E, -S or a cleared PYTHONPATH?"
         ]
     found = [problem for item in program.processes for problem in item.get("problems", ())]
-    unfinished = [item for item in program.processes if item["state"] == "launching"]
-    if not program.watched and not unfinished and not found:
+    found += lost(program)
+    unfinished: list[dict[str, Any]] = []
+    if not program.watched and not found:
         unfinished = [item for item in program.processes if item["state"] == "started"]
     if unfinished:
-        found.append(
-            f"[process-killed] process {unfinished[0]['pid']} ended {_ended(program, unfinished[0])}: its records are "
-            "lost"
-        )
+        found.append(_killed(program, unfinished[0]))
     if not program.watched:
         if not found:
             states = {item["state"] for item in program.processes}
@@ -116,6 +114,18 @@ def causes(program: Program, options: ProgramOptions) -> list[str]:
             "of them"
         )
     return found
+
+
+def lost(program: Program) -> list[str]:
+    """``[process-killed]`` for each process that launched kernels and left no results."""
+    return [_killed(program, item) for item in program.processes if item["state"] == "launching"]
+
+
+def _killed(program: Program, process: dict[str, Any]) -> str:
+    if process["pid"] != program.pid and Path(f"/proc/{process['pid']}").exists():
+        return f"[process-running] process {process['pid']} outlives the program: its records are not waited for"
+    how = _ended(program, process)
+    return f"[process-killed] process {process['pid']} ended {how}: its records are lost"
 
 
 def _ended(program: Program, process: dict[str, Any]) -> str:
