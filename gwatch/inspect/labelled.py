@@ -43,6 +43,8 @@ _FIRST_ONLY = frozenset({Attr.INSTR_REG_MAP})
 _SPILL = 1
 """Kind of annotation that is printed as SpillRefill."""
 _BARRIER_SHIFT, _BARRIER_MASK = 20, 0x7F
+_REGISTERS_SHIFT = 24
+"""Where the ``info`` of a code section has its register count, on architectures that keep it there."""
 _LAST = re.compile(r"-?0x[0-9a-f]+$")
 _HEAD = "-" * 21
 _TAIL = "-" * 26
@@ -248,6 +250,8 @@ def _section(
     barriers = section.flags >> _BARRIER_SHIFT & _BARRIER_MASK
     if barriers:
         yield f'\t.sectionflags\t@"SHF_BARRIERS={barriers}"\n'
+    if view.arch.section_registers:
+        yield f'\t.sectioninfo\t@"SHI_REGISTERS={section.info >> _REGISTERS_SHIFT}"\n'
     yield f"\t.align\t{section.align}\n"
     sources = _sources(kernel, inlined)
     for number, line in enumerate(lines):

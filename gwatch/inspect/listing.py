@@ -3,7 +3,7 @@
 ``cuobjdump``: what ``cuobjdump -sass`` prints: absolute targets and both halves of every word. ``nvdisasm`` and
 ``nvdisasm-inline``: what ``nvdisasm -g -c`` and ``-gi -c`` print: labels and source lines, without or with the calls
 that were inlined. All are written from :class:`~gwatch.sass.code.Code`, so they are fast where the architecture has a
-table; where it has none, or a cubin is not linked or made for a debugger, nvdisasm prints the last two itself.
+table. Of cubins that are not linked, or made for a debugger, nvdisasm prints the last two itself.
 """
 
 from __future__ import annotations
@@ -62,9 +62,8 @@ def listing(view: CubinView, style: Style, wanted: Callable[[str], bool] | None 
 def _labelled(view: CubinView, head: str, inlined: bool, wanted: Callable[[str], bool] | None) -> str:
     from gwatch.inspect.labelled import CannotLabel, text
 
-    if view.whole.engine == "tables":
-        with suppress(CannotLabel):
-            return text(view, head, inlined, wanted)
+    with suppress(CannotLabel):
+        return text(view, head, inlined, wanted)
     options = ["-gi" if inlined else "-g", "-c"]
     if wanted is not None:
         chosen = [str(kernel.symbol.index) for kernel in view.kernels if wanted(kernel.name)]

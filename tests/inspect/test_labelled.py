@@ -21,7 +21,12 @@ FILES = [
     TRITON / "out_unaligned.cubin",  # a symbol without a name
     # Calls that were inlined two deep, inner functions, barriers; and all kinds of attributes with places.
     ROOT / "binary" / "data" / "holders_sm90.cubin",
-    ROOT / "inspect" / "fixtures" / "places_sm_90.cubin",
+    FIXTURES / "places_sm_90.cubin",
+    # Other architectures.
+    FIXTURES / "narrow_sm_80.cubin",
+    FIXTURES / "narrow_sm_100.cubin",
+    ROOT / "binary" / "data" / "holders_sm75.cubin",
+    ROOT / "binary" / "data" / "holders_sm120.cubin",
 ]
 
 
