@@ -24,6 +24,7 @@ from gwatch.sass.isa.effects import (
     positions,
     warpgroup_counts,
 )
+from gwatch.sass.isa.lex import Cut, cut
 from gwatch.sass.isa.model import Choice, Form, Key, Rule
 
 PER_FORM = 40
@@ -141,18 +142,26 @@ def read_only_predicates(models: Iterable[Key]) -> None:
 
 
 def _pick(learner: Learner, state: State, label: int) -> list[int]:
-    """Words of one form: every opcode text first, then attachments."""
+    """Words of one form: every opcode text first, then attachments; sampled words before shapes made from others."""
     model = state.model
     assert model is not None
     seen: set[object] = set()
     words = []
-    for word in sorted(state.samples.index, key=lambda w: (w not in state.samples.real, w)):
-        if tree.lookup(model.select, word) != label:
-            continue
-        cut = state.samples.cuts[state.samples.index[word]]
-        short = [(n, text) for n, (kind, text) in enumerate(cut.values)
+    samples = state.samples
+    shapes = [w for w in map(probing_word, model.forms[label].shapes) if w not in samples.index]
+    texts = dict(zip(shapes, learner.prober.texts(shapes), strict=True))
+    known: list[tuple[int, Cut]] = []
+    for word in [*sorted(samples.index, key=lambda w: (w not in samples.real, w)), *shapes]:
+        if tree.lookup(model.select, word) == label and (word in samples.index or texts[word] is not None):
+            known.append((word, samples.cuts[samples.index[word]] if word in samples.index else cut(texts[word] or "")))
+    for word, parts in known:
+        if parts.opcode not in seen:
+            seen.add(parts.opcode)
+            words.append(word)
+    for word, parts in known:
+        short = [(n, text) for n, (kind, text) in enumerate(parts.values)
                  if kind == "N" or (kind == "I" and len(text) < 4)]
-        for name in ((cut.opcode,), *enumerate(cut.attachments), ("v", *short)):
+        for name in (*enumerate(parts.attachments), ("v", *short)):
             if name not in seen:
                 seen.add(name)
                 words.append(word)
@@ -287,11 +296,11 @@ def _rules(model: Key, form: Form, seen: Sequence[tuple[_Case, Marks]], counts: 
 def _branch_rules(model: Key, form: Form, state: State) -> None:
     """Control transfers by rule: life ranges mix in what calls and jumps do elsewhere."""
     rules = []
-    cut = next((c for c in state.samples.cuts if c.skeleton == form.skeleton), None)
-    if cut is None:
+    parts = next((c for c in state.samples.cuts if c.skeleton == form.skeleton), None)
+    if parts is None:
         form.rules, form.proved = [], False
         return
-    for n, write, role, count in guess(cut.opcode, form, cut.attachments):
+    for n, write, role, count in guess(parts.opcode, form, parts.attachments):
         rules.append(Rule(n, role, Choice([f"0,{count}" if write else f"{count},0"], 0)))
     form.rules, form.implicit, form.proved = rules, [], True
 
