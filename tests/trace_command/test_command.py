@@ -240,8 +240,8 @@ def process(**changes: Any) -> dict[str, Any]:
         ([process(wanted=[])], "kernel-not-launched"),
         ([process(kernels=[row(autotuning=4)])], "only-autotuning"),
         ([process()], "launch-not-reached"),
-        ([{"pid": 1, "state": "launching"}, {"pid": 2, "state": "no-cuda"}], "process-killed"),
-        ([{"pid": 1, "state": "started"}, {"pid": 2, "state": "no-cuda"}], "process-killed"),
+        ([{"pid": 4194305, "state": "launching"}, {"pid": 2, "state": "no-cuda"}], "process-killed"),
+        ([{"pid": 4194305, "state": "started"}, {"pid": 2, "state": "no-cuda"}], "process-killed"),
         ([process(problems=["[kernel-crashed] at k"])], "kernel-crashed"),
     ],
 )
