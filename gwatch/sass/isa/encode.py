@@ -99,9 +99,11 @@ class Recipe:
 
     ``plans[i]`` is (compilers use it, bases); a base is groups of candidates of which the first that reads back counts.
     ``relative``: the last argument is the distance to a target. ``only`` is the one candidate, where there is but one.
+    ``constant``: which values of the line belong to the shape; the others are the arguments.
     """
 
     cut: Cut
+    constant: tuple[bool, ...]
     plans: list[tuple[bool, list[list[list[Candidate]]]]]
     relative: bool
     only: Candidate | None
@@ -116,6 +118,7 @@ class Encoder:
         self.zero = templates.zero
         self._plans: dict[tuple[tuple[str, ...], str, tuple[str, ...]], list[Plan]] = {}
         self._recipes: dict[tuple[object, ...], Recipe] = {}
+        self._listed: dict[tuple[str, str], frozenset[int]] = {}
         self._packers: dict[tuple[str, Field], Packer] = {}
         self._names: dict[tuple[int, int], list[tuple[int, int]]] = {}
         self._modifiers: dict[int, int] = {}
@@ -124,14 +127,26 @@ class Encoder:
 
     def recipe(self, cut: Cut, relative: bool) -> Recipe:
         """The recipe of the shape of ``cut`` and of its names and zero registers."""
-        constants = tuple(text if is_constant(kind, text) else None for kind, text in cut.values)
+        listed = self._enumerated(cut)
+        constant = tuple(is_constant(kind, text) or n in listed for n, (kind, text) in enumerate(cut.values))
+        constants = tuple(text if fixed else None for fixed, (_, text) in zip(constant, cut.values, strict=True))
         kinds = tuple(kind for kind, _ in cut.values)
         at = (cut.opcode, cut.skeleton, cut.attachments, kinds, constants)
         found = self._recipes.get(at)
         if found is None:
             if len(self._recipes) > _REMEMBERED:
                 self._recipes.clear()
-            found = self._recipes[at] = self._recipe(cut, relative)
+            found = self._recipes[at] = self._recipe(cut, constant, relative)
+        return found
+
+    def _enumerated(self, cut: Cut) -> frozenset[int]:
+        """Positions of the values that some form lists one by one, though they are numbers."""
+        at = cut.opcode[0], cut.skeleton
+        found = self._listed.get(at)
+        if found is None:
+            found = self._listed[at] = frozenset(
+                n for key in self._keys(cut.opcode[0]) for form in key.forms if form.skeleton == cut.skeleton
+                for n, value in enumerate(form.values) if value.name is not None)
         return found
 
     def encode(self, recipe: Recipe, cut: Cut) -> tuple[int, Reading]:
@@ -140,7 +155,7 @@ class Encoder:
         Raises EncodeError: ``[mnemonic-unknown]``, ``[form-unknown]``, ``[modifier-unknown]``, ``[operand-range]``,
         ``[register-range]``, ``[nan-payload]``, ``[operand-hidden]``, ``[encode-ambiguous]``, ``[encode-unproved]``.
         """
-        found = self.words(recipe, arguments_of(cut))
+        found = self.words(recipe, arguments_of(cut, recipe.constant))
         if len(found) == 1:
             return next(iter(found.items()))
         body = join(cut)
@@ -225,19 +240,20 @@ class Encoder:
                 plain = len(place.runs) == 1 and not place.const and not place.runs[0][2]
                 yield (step - 1) << place.runs[0][0] if plain else place.mask, place, access.zero, access.count
 
-    def _recipe(self, cut: Cut, relative: bool) -> Recipe:
+    def _recipe(self, cut: Cut, constant: tuple[bool, ...], relative: bool) -> Recipe:
         plans = []
         # What nvdisasm prints of an access with a hidden operand stands for that one as well: then no plan is followed.
         for plan in self.plans(cut) if self._hidden_operand(cut) is None else ():
             if plan.problem is None:
                 pattern = self.templates.pattern(plan.key.key)
                 assert pattern is not None
-                bases = [self._groups_of(plan, base, cut, pattern) for base in plan.bases]
+                bases = [self._groups_of(plan, base, cut, constant, pattern) for base in plan.bases]
                 plans.append((plan.compiled, bases))
         alone = [candidate for _, bases in plans for groups in bases for group in groups for candidate in group]
-        return Recipe(cut, plans, relative, alone[0] if len(alone) == 1 else None)
+        return Recipe(cut, constant, plans, relative, alone[0] if len(alone) == 1 else None)
 
-    def _groups_of(self, plan: Plan, base: int, cut: Cut, pattern: Pattern) -> list[list[Candidate]]:
+    def _groups_of(self, plan: Plan, base: int, cut: Cut, constant: tuple[bool, ...], pattern: Pattern
+                   ) -> list[list[Candidate]]:
         """Candidates with the fields that the starting word itself uses; then those with any others (they hold where
         a value chooses the field)."""
         own: list[Sequence[Field]] = []
@@ -249,20 +265,20 @@ class Encoder:
                 place = value.field_of(base)
                 places = [place] if place is not None else []
             own.append(places)
-        groups = [list(self._candidates(plan, base, cut, pattern, own))]
+        groups = [list(self._candidates(plan, base, cut, constant, pattern, own))]
         if several:
             every = [() if value.name is not None else value.fields for value in plan.form.values]
-            rest = self._candidates(plan, base, cut, pattern, every)
+            rest = self._candidates(plan, base, cut, constant, pattern, every)
             groups.append([one for one, _ in zip(rest, range(SOLUTIONS), strict=False)])
         return [group for group in groups if group]
 
-    def _candidates(self, plan: Plan, base: int, cut: Cut, pattern: Pattern, places: Sequence[Sequence[Field]]
-                    ) -> Iterator[Candidate]:
+    def _candidates(self, plan: Plan, base: int, cut: Cut, constant: tuple[bool, ...], pattern: Pattern,
+                    places: Sequence[Sequence[Field]]) -> Iterator[Candidate]:
         named = [value for value in plan.form.values if value.name is not None]
         for chosen in product(*[fields for fields, value in zip(places, plan.form.values, strict=True)
                                 if value.name is None]):
             for word in self._named(base, named, cut, plan.form):
-                made = self._candidate(word, chosen, cut, plan.form, pattern)
+                made = self._candidate(word, chosen, cut, constant, plan.form, pattern)
                 if made is not None:
                     yield made
 
@@ -280,8 +296,8 @@ class Encoder:
             words = [word & ~mask | bits for word in words for mask, bits in ways][:SOLUTIONS]
         return words
 
-    def _candidate(self, word: int, fields: tuple[Field, ...], cut: Cut, form: Form, pattern: Pattern
-                   ) -> Candidate | None:
+    def _candidate(self, word: int, fields: tuple[Field, ...], cut: Cut, constant: tuple[bool, ...], form: Form,
+                   pattern: Pattern) -> Candidate | None:
         """The word with all constants put in; None when a constant does not fit."""
         covered = 0
         overlap = False
@@ -291,12 +307,12 @@ class Encoder:
         word &= PLAIN_MASK & ~covered
         packers, masks, constants = [], [], []
         remaining = iter(fields)
-        for value, (kind, text) in zip(form.values, cut.values, strict=True):
+        for value, (kind, text), fixed in zip(form.values, cut.values, constant, strict=True):
             if value.name is not None:
                 continue
             place = next(remaining)
-            if is_constant(kind, text):
-                bits = self._constant(place, kind)
+            if fixed:
+                bits = self._constant(place, kind, text)
                 if bits is None:
                     return None
                 word |= bits
@@ -307,7 +323,9 @@ class Encoder:
         shared = (tuple(masks), tuple(constants)) if overlap else None
         return Candidate(word, fields, tuple(packers), pattern, shared)
 
-    def _constant(self, place: Field, kind: str) -> int | None:
+    def _constant(self, place: Field, kind: str, text: str) -> int | None:
+        if not is_constant(kind, text):
+            return self.packer(kind, place)(argument_of(kind, text))
         try:
             return place.put(self.zero[kind]) if place.kind == kind else None
         except EncodeError:
@@ -341,7 +359,7 @@ class Encoder:
         hidden = self._hidden_operand(cut)
         if hidden is not None:
             return EncodeError("operand-hidden", f"{body!r} does not say its descriptor register, which nvdisasm does "
-                               "not print", f"canonical text shows it, like {'.'.join(cut.opcode)} {hidden}")
+                               "not print", f"canonical text shows it, like {_with_descriptor(body, hidden)}")
         problems: list[EncodeError] = []
         for plan in self.plans(cut):
             problem = plan.problem or self._misfit(plan, cut)
@@ -627,7 +645,7 @@ class Encoder:
                            "known opcode words: " + " ".join(sorted(words))[:200])
 
     def _hidden_operand(self, cut: Cut) -> str | None:
-        """How operands look of which nvdisasm prints ``cut``, leaving a descriptor out; None where it hides nothing.
+        """The skeleton of operands of which nvdisasm prints ``cut``, leaving a descriptor out; None if there are none.
 
         Where compilers write what ``cut`` says as it stands, only hidden operands that they write as well count.
         """
@@ -649,7 +667,7 @@ class Encoder:
                 found = set(cut.opcode) <= words and all(
                     text in form.attachments[n].labels for text, n in zip(cut.attachments, places, strict=True))
             if found:
-                return form.skeleton.replace("desc[U]", "desc[UR4]")
+                return form.skeleton
         return None
 
 
@@ -670,15 +688,26 @@ def shown_form(form: Form) -> tuple[str, list[int]]:
     return "".join(skeleton), places
 
 
+def _with_descriptor(body: str, skeleton: str) -> str:
+    """``body`` with a descriptor where ``skeleton`` has one."""
+    parts = body.split("[")
+    at = skeleton[:skeleton.index("desc[")].count("[") + 1
+    return "[".join(parts[:at]) + "desc[UR4][" + "[".join(parts[at:])
+
+
 def is_constant(kind: str, text: str) -> bool:
     """Whether a value belongs to the shape: a name, RZ, URZ, PT or UPT."""
     return kind == "N" or text in _CONSTANT
 
 
-def arguments_of(cut: Cut) -> list[str]:
-    """The numbers of a line as packers take them: registers by their index, everything else as written."""
-    return [text.lstrip("URPBS") if kind in _REGISTERS else text.strip()
-            for kind, text in cut.values if not is_constant(kind, text)]
+def arguments_of(cut: Cut, constant: tuple[bool, ...]) -> list[str]:
+    """The numbers of a line that are not ``constant``, as packers take them."""
+    return [argument_of(kind, text) for (kind, text), fixed in zip(cut.values, constant, strict=True) if not fixed]
+
+
+def argument_of(kind: str, text: str) -> str:
+    """A number as packers take it: registers by their index, everything else as written."""
+    return text.lstrip("URPBS") if kind in _REGISTERS else text.strip()
 
 
 def _no_packer(text: str) -> int | None:

@@ -8,7 +8,7 @@ from typing import NoReturn
 from gwatch.errors import EncodeError
 from gwatch.sass.control import NO_SCOREBOARD, Control
 from gwatch.sass.isa import lex
-from gwatch.sass.isa.encode import Encoder, Reading, Recipe, is_constant
+from gwatch.sass.isa.encode import Encoder, Reading, Recipe, argument_of
 from gwatch.sass.isa.model import GUARD_SHIFT, Key
 from gwatch.sass.isa.template import Template, Templates
 from gwatch.sass.isa.values import Field, letter_name
@@ -16,7 +16,6 @@ from gwatch.sass.shape import split
 
 _DEFAULT = Control()
 _REMEMBERED = 1 << 16
-_REGISTERS = frozenset("RUPQBS")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,18 +73,17 @@ def _holed_guard(cut: lex.Cut) -> int:
     return -1 if cut.guard is None or cut.guard[2] == "T" else 8 * cut.guard[0]
 
 
-def _places(cut: lex.Cut, numbers: tuple[str, ...]) -> tuple[tuple[int, ...], ...] | None:
-    """Which of ``numbers`` make up each value that is no constant; None when the two cuts do not agree."""
+def _places(cut: lex.Cut, constant: tuple[bool, ...], numbers: tuple[str, ...]) -> tuple[tuple[int, ...], ...] | None:
+    """Which of ``numbers`` make up each value that is no constant; None when the two cuts do not agree, or when
+    one of the numbers is a constant."""
     at = int(_holed_guard(cut) >= 0)
     if at and (not numbers or cut.guard is None or numbers[0] != cut.guard[2]):
         return None
     places = []
-    for kind, text in cut.values:
-        if is_constant(kind, text):
+    for (kind, text), fixed in zip(cut.values, constant, strict=True):
+        if fixed:
             continue
-        parts = [text.lstrip("URPBS")] if kind in _REGISTERS else [text.strip()]
-        if kind == "M":
-            parts = text[1:-1].split(",")
+        parts = text[1:-1].split(",") if kind == "M" else [argument_of(kind, text)]
         if list(numbers[at:at + len(parts)]) != parts:
             return None
         places.append(tuple(range(at, at + len(parts))))
@@ -156,7 +154,7 @@ class LineEncoder:
         """Remember the line's shape, so that the next one like it need not be cut by the lexer."""
         if len(self._lines) > _REMEMBERED:
             self._lines.clear()
-        places = _places(cut, numbers)
+        places = _places(cut, recipe.constant, numbers)
         self._lines[key] = None if places is None else _LineShape(cut, recipe, places, _holed_guard(cut))
 
     @staticmethod
