@@ -52,5 +52,8 @@ def run(args: argparse.Namespace) -> int:
         return 1
     if diff.unread and (args.exit_code or args.quiet or args.fail_on):
         item = next(item for item in diff.problems if item.unread)
-        raise CubinError("not-compared", f"what was read is equal, but {item.path} was not: {item.reason}")
+        # Not raised: under --json the comparison stays alone on standard output.
+        refusal = CubinError("not-compared", f"no difference in what was read, but {item.path} was not: {item.reason}")
+        print(f"gwatch: {refusal}", file=sys.stderr)
+        return 2
     return 0

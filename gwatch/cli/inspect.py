@@ -89,10 +89,13 @@ def run(args: argparse.Namespace) -> int:
         return 1
     if request.rules and report.unread:
         path, reason = report.unread[0]
-        raise CubinError(
+        # Not raised: under --json the report stays alone on standard output.
+        error = CubinError(
             "not-checked",
             f"the rules hold where they were checked; {len(report.unread)} more could not be, first {path}: {reason}",
         )
+        print(f"gwatch: {error}", file=sys.stderr)
+        return 2
     return 0
 
 

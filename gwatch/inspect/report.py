@@ -90,7 +90,9 @@ class Report:
             "version": FORMAT_VERSION,
             "gwatch": __version__,
             "images": [{**_image(image), "kernels": [*map(kernel_json, image.kernels)]} for image in self.images],
-            "skipped": [{"path": item.path, "reason": item.reason} for item in self.skipped],
+            "skipped": [
+                {"path": item.path, "reason": item.reason, "unread": item.unread} for item in self.skipped
+            ],
             "extracted": list(self.extracted),
             "unmatched_rules": [violation.to_json() for violation in self.unmatched],
         }
@@ -127,6 +129,7 @@ def _image(image: ImageReport) -> dict[str, Any]:
         "abi": image.abi,
         "toolkit": image.toolkit,
         "problem": image.problem,
+        "unread": image.unread,
         "violations": [violation.to_json() for violation in image.violations],
     }
     if image.sass:

@@ -173,6 +173,10 @@ def test_rules_do_not_hold_of_what_could_not_be_read(
     caught = capsys.readouterr()
     assert "::warning" in caught.out
     assert "[decompressor-missing]" in caught.err
+    assert main(["inspect", str(packed), *rule, "--json"]) == 2
+    data = json.loads(capsys.readouterr().out)
+    jsonschema.validate(data, load_schema())
+    assert [item["unread"] for item in data["skipped"]] == [True]
 
 
 def test_without_table_and_nvdisasm_the_resources_are_still_there(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from gwatch.inspect.listing import Style, listing
 from gwatch.inspect.view import CubinView
 from gwatch.sass.nvdisasm import disassemble_cubin
 
+oracle = lru_cache(disassemble_cubin)
 ROOT = FIXTURES.parent.parent
 OPTIONS = {Style.NVDISASM: "-g", Style.INLINED: "-gi"}
 FILES = [
@@ -40,11 +42,11 @@ def own(view: CubinView, style: Style, monkeypatch: pytest.MonkeyPatch) -> str:
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_fixtures(path: Path, style: Style, monkeypatch: pytest.MonkeyPatch) -> None:
     view = CubinView.of(path.read_bytes())
-    assert own(view, style, monkeypatch) == disassemble_cubin(path, OPTIONS[style], "-c")
+    assert own(view, style, monkeypatch) == oracle(path, OPTIONS[style], "-c")
 
 
 def test_the_fixtures_have_what_is_special() -> None:
-    listings = [disassemble_cubin(path, "-gi", "-c") for path in FILES]
+    listings = [oracle(path, "-gi", "-c") for path in FILES]
     for special in ("inlined at", "SpillRefill", "BRANCH_TARGETS", ".weak", "vprintf"):
         assert any(special in found for found in listings), special
 
@@ -54,7 +56,7 @@ def test_the_open_corpus(corpus_sm90: list[Path], monkeypatch: pytest.MonkeyPatc
     for path in corpus_sm90:
         if "d24c5a182260" not in path.name:
             ours = own(CubinView.of(path.read_bytes()), Style.INLINED, monkeypatch)
-            same = ours == disassemble_cubin(path, "-gi", "-c")  # pytest's own diff of large texts takes minutes
+            same = ours == oracle(path, "-gi", "-c")  # pytest's own diff of large texts takes minutes
             assert same, path
 
 
@@ -64,7 +66,7 @@ def test_what_is_not_known_is_left_to_the_program(style: Style) -> None:
     view = CubinView.of(debugged.read_bytes())
     with pytest.raises(CannotLabel):
         text(view, "", False)
-    assert listing(view, style) == disassemble_cubin(debugged, OPTIONS[style], "-c")
+    assert listing(view, style) == oracle(debugged, OPTIONS[style], "-c")
 
 
 def test_only_the_functions_asked_for() -> None:
