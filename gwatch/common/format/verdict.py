@@ -91,6 +91,8 @@ def _slowdown(slowdown: Any, against: list[str], missing: list[str]) -> str:
     median, noise = float(slowdown["median"]), float(slowdown.get("noise") or 0.0)
     if median > MAX_SLOWDOWN and median - 1 > 3 * noise:
         against.append(f"slowdown {median:.3f} is above {MAX_SLOWDOWN:.2f}: timings are distorted")
+    elif median > MAX_SLOWDOWN:
+        missing.append(f"slowdown {median:.3f} may be noise ({noise:.3f}): more passes would tell")
     return f"slowdown {median:.3f} (noise {noise:.3f})"
 
 
