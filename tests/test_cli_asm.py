@@ -9,6 +9,7 @@ import pytest
 
 from gwatch.cli.main import main
 from gwatch.cuda.binary import Cubin
+from gwatch.errors import UnsupportedError
 
 ROOT = Path(__file__).resolve().parent
 CUBIN = ROOT / "inspect" / "fixtures" / "vector_copy.cubin"
@@ -85,6 +86,19 @@ def test_every_bad_line_is_one_line_on_standard_error(tmp_path: Path, capsys: py
     shown = capsys.readouterr()
     assert [line.split(" ")[5] for line in shown.err.splitlines()] == ["1:", "14:"]
     assert [problem["code"] for problem in json.loads(shown.out)["problems"]] == ["mnemonic-unknown", "control-range"]
+
+
+def test_code_without_a_table_is_listed_through_nvdisasm_with_its_words(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def missing(arch: object) -> None:
+        raise UnsupportedError("isa-missing", "no table")
+
+    monkeypatch.setattr("gwatch.sass.code.isa_for", missing)
+    monkeypatch.setattr("gwatch.sass.asm.isa_for", missing)
+    assert main(["disasm", str(CUBIN), "--kernel", NAME]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("/*")]
+    assert "LDC R1, c[0x0][0x28] ;" in lines[0] and all(" = 0x" in line for line in lines)
 
 
 @pytest.mark.parametrize(("arguments", "code"), [

@@ -291,8 +291,11 @@ def _shown_reuse(arch: Arch, word: int, text: str) -> int:
     """The operand-cache bits of ``word`` that its ``text`` shows."""
     if ".reuse" not in text:
         return 0
-    template = isa_for(arch).templates.of(word)
     bits = word >> SHIFT + 17 & 15
+    try:
+        template = isa_for(arch).templates.of(word)
+    except UnsupportedError:
+        return bits  # no table: which operand is which bit is not known, and the word is written out
     return sum(bit for bit in (1, 2, 4, 8) if template is not None and bits & bit and template.form.marked(word, bit))
 
 
