@@ -14,10 +14,11 @@ from isa_learning.order import Slots, arrange
 from gwatch.sass.isa import values
 from gwatch.sass.isa.lex import Cut, cut, pieces
 from gwatch.sass.isa.model import Choice, Form, Key, Value
-from gwatch.sass.isa.tree import Node
+from gwatch.sass.isa.tree import UNKNOWN, Node
 
 FIRST_BIT, LAST_BIT = 16, 104
 PROBED_BITS = [b for b in range(FIRST_BIT, LAST_BIT + 1) if b != 91]
+SIMPLE = 5
 _U64 = (1 << 64) - 1
 _HASH = np.random.default_rng(1).integers(0, 1 << 64, 128, dtype=np.uint64)
 Bits = npt.NDArray[np.uint8]
@@ -332,9 +333,10 @@ class Fitter:
                 if not known[i]:
                     continue
                 here = numbers[i]
-                if not all(known[j] for j, _ in beside[i]):
+                # A neighbour whose text is no such number shows a selector, too.
+                local = {bit: here ^ numbers[j] for j, bit in beside[i] if known[j]}
+                if len(local) < 12:
                     continue
-                local = {bit: here ^ numbers[j] for j, bit in beside[i]}
                 # A bit that changes the number in another way than by one place is a selector, not part of the field.
                 local = {b: d for b, d in local.items() if d == 0 or _places(d)}
                 if _field(name, {b: d for b, d in local.items() if d}, 0) is not None:
@@ -366,9 +368,17 @@ class Fitter:
             best = scores.index(max(scores))
             kept.append(best)
             left &= ~explained[best]
-        if not kept or left.sum() > len(usable) // 20:
+        if not kept:
             return None
         matrix = np.array([explained[k] for k in kept])
+        if left.any():
+            # A sum (UR+1) looks like several fields; the first one, known for even registers, is all that code needs.
+            for number in range(1, len(kept) + 1):
+                value = self._partly(kind, [fields[k] for k in kept[:number]], matrix[:number], usable, pairs, groups)
+                if value is not None and (_size(value.node) <= SIMPLE or number == len(kept)):
+                    return value
+            if left.sum() > len(usable) // 20:
+                return None
         decided = np.flatnonzero(matrix.sum(axis=0) == 1)
         if not len(decided):
             return Value(kind, None, [fields[kept[0]]], 0)
@@ -387,6 +397,24 @@ class Fitter:
         self.report.note("value choice", grower.impure)
         self.report.note("value left", int(left.sum()))
         return Value(kind, None, [fields[k] for k in kept], node)
+
+    def _partly(self, kind: str, fields: list[values.Field], matrix: npt.NDArray[np.bool_],
+                usable: npt.NDArray[np.int64], pairs: Pairs, groups: Sequence[tuple[int, int]]) -> Value | None:
+        """Fields that explain a part of the samples, if a tree tells which part; the rest is left unknown."""
+        count = matrix.sum(axis=0)
+        decided = np.flatnonzero(count <= 1)
+        labels = np.where(count[decided] == 1, matrix[:, decided].argmax(axis=0), len(fields))
+        whole = np.full(len(self.bits), -1, dtype=np.int64)
+        whole[usable[decided]] = labels
+        one, other = whole[pairs[:, 0]], whole[pairs[:, 1]]
+        relevant = set(pairs[(one >= 0) & (other >= 0) & (one != other), 2].tolist())
+        for candidates in (relevant, self.varying(usable[decided])):
+            grower = Grower(self.bits[usable[decided]], labels, sorted(candidates), groups)
+            node = grower.grow()
+            if not grower.impure:
+                self.report.note(f"value known in part: {fields}", int((count == 0).sum()))
+                return Value(kind, None, fields, _unknown(node, len(fields)))
+        return None
 
     def linear(self, reading: Reading, index: npt.NDArray[np.int64], pairs: Pairs) -> values.Field | None:
         """The field that explains all numbers of ``reading`` as bits copied from the word, or None."""
@@ -408,6 +436,22 @@ class Fitter:
         if rest.min() != rest.max():
             return None
         return _field(reading.kind, weight, int(rest[0]))
+
+
+def _size(node: Node) -> int:
+    """Number of tests in ``node``."""
+    if isinstance(node, int):
+        return 0
+    return 1 + sum(map(_size, node[2].values() if node[0] == "sw" else node[3:]))
+
+
+def _unknown(node: Node, label: int) -> Node:
+    """``node`` with the leaves ``label`` made unknown."""
+    if isinstance(node, int):
+        return UNKNOWN if node == label else node
+    if node[0] == "sw":
+        return ("sw", node[1], {value: _unknown(child, label) for value, child in node[2].items()})
+    return (*node[:3], _unknown(node[3], label), _unknown(node[4], label))
 
 
 def _field(kind: str, weight: dict[int, int], const: int) -> values.Field | None:

@@ -241,7 +241,23 @@ class Learner:
                         top, mask = 1 << width - 1, (1 << width) - 1
                         for number in (0, 1, 2, top, top - 1, top >> 1, mask, mask - 1) if width >= 5 else ():
                             words.add(word & ~(mask << low) | number << low)
+            words |= self._decimals(state)
         return self.feed(words)
+
+    def _decimals(self, state: State, opcodes: int = 40) -> set[int]:
+        """Decimal operands under every opcode text: which of them are halves, singles or doubles hangs on it."""
+        words: set[int] = set()
+        seen: set[tuple[str, ...]] = set()
+        rng = random.Random(state.samples.key)
+        for word in sorted(state.samples.index, key=lambda w: (w not in state.samples.real, w)):
+            parts = state.samples.cuts[state.samples.index[word]]
+            if parts.opcode in seen or len(seen) >= opcodes or not any(kind == "F" for kind, _ in parts.values):
+                continue
+            seen.add(parts.opcode)
+            some = (rng.getrandbits(32) for _ in range(4))
+            for number in (0x3F800000, 0xC0080000, 0x40080000, 0x3FF00000, 0x3C003C00, *some):
+                words.add(word & ~(0xFFFFFFFF << 32) | number << 32)
+        return words
 
     def _matters(self, samples: Samples, bit: int) -> bool:
         for word in samples.flipped:
