@@ -81,7 +81,8 @@ def program(gpu: Driver, tmp_path: Path) -> Any:
         if trace is not None:
             target = [sys.executable, "-m", "gwatch", "trace", *trace, "--", *target]
         path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
-        environment = {**os.environ, "PYTHONPATH": path, "TRITON_CACHE_DIR": str(tmp_path / "triton")}
+        caches = {name: str(tmp_path / name) for name in ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")}
+        environment = {**os.environ, "PYTHONPATH": path, **caches}
         done = subprocess.run(
             target, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=limit, check=False
         )
