@@ -73,8 +73,18 @@ def test_code_that_the_rest_of_the_cubin_contradicts_is_refused(
     assert f"[{code}]" in capsys.readouterr().err and not out.exists()
 
 
+def test_a_line_without_control_word_does_not_go_into_a_cubin(
+    listing: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = listing.read_text()
+    listing.write_text(text.replace("{stall 1}", "", 1))
+    assert main(["asm", str(listing), "-o", str(tmp_path / "words.bin")]) == 0
+    assert main(["asm", str(listing), "--cubin", str(CUBIN), "-o", str(tmp_path / "x")]) == 2
+    assert "[asm-control]" in capsys.readouterr().err
+
+
 def test_another_length_is_refused(listing: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    listing.write_text(listing.read_text() + "NOP ;\n")
+    listing.write_text(listing.read_text() + "NOP ; {stall 1}\n")
     assert main(["asm", str(listing), "--cubin", str(CUBIN), "-o", str(tmp_path / "x")]) == 2
     assert "[asm-length]" in capsys.readouterr().err
 

@@ -77,6 +77,10 @@ def _patch(args: argparse.Namespace, units: list[Unit]) -> None:
         if not unit.name:
             names = list(cubin.get_map_kernel_def())
             raise UsageError("asm-kernel", "the text does not say which kernel it is", "write .kernel NAME", names)
+        if unit.unscheduled:
+            raise UsageError("asm-control", f"{args.file}: line {unit.unscheduled[0]} has no control word "
+                             f"({len(unit.unscheduled)} such lines in {unit.name})",
+                             "write one, like {stall 2, wait SB0}; what it leaves to luck would not run right")
         cubin = Cubin.from_bytes(patch_words(cubin, unit.name, unit.words), str(args.cubin))
     write_atomically(args.output, cubin.data)
     if args.json:

@@ -88,10 +88,14 @@ class AssemblyError(GWatchError):
 
 @dataclass(slots=True)
 class Unit:
-    """The words ``(n, 2) uint64`` of one kernel; ``name`` "" where the file names none."""
+    """The words ``(n, 2) uint64`` of one kernel; ``name`` "" where the file names none.
+
+    ``unscheduled`` are the lines (from 1) that say no control word: they got stall 1, which may be too early.
+    """
 
     name: str
     words: Words
+    unscheduled: tuple[int, ...] = ()
 
 
 # -- control words --------------------------------------------------------------------------------------------------
@@ -304,13 +308,16 @@ def _shown_reuse(arch: Arch, word: int, text: str) -> int:
 
 @dataclass(slots=True)
 class _Line:
-    """An instruction yet to be encoded: ``text`` from ``column`` of line ``number``; ``given`` the word written out."""
+    """An instruction yet to be encoded: ``text`` from ``column`` of line ``number``; ``given`` the word written out.
+
+    ``control`` is None where the line says none.
+    """
 
     number: int
     source: str
     text: str
     column: int
-    control: Control
+    control: Control | None
     given: int | None
     raw: bool = False
 
@@ -398,7 +405,7 @@ class _Reader:
                 word = -1
             if not 0 <= word < 1 << 128:
                 raise EncodeError("asm-word", f"{rest!r} is no 128-bit word", "like .word 0x000fe2...", token=rest)
-            self.kernel.lines.append(_Line(number, source, "", start, Control(), word, True))
+            self.kernel.lines.append(_Line(number, source, "", start, None, word, True))
         else:
             near = difflib.get_close_matches(name, _DIRECTIVES, 1, 0.3)
             raise EncodeError("asm-directive", f"there is no directive {name}",
@@ -406,7 +413,7 @@ class _Reader:
 
     def _instruction(self, number: int, source: str, text: str, start: int) -> None:
         given: int | None = None
-        control = Control()
+        control: Control | None = None
         line = _Line(number, source, "", start, control, None)
         self.kernel.lines.append(line)  # also a line that is refused takes its place, so that labels stay right
         end = text.rfind(";")
@@ -445,8 +452,9 @@ def assemble(text: str, arch: Arch | None = None) -> tuple[Arch, list[Unit]]:
         raise EncodeError("asm-target", "nothing says which architecture the code is for",
                           "write .target sm_90a, or give --arch")
     isa = isa_for(reader.arch)
-    units = [Unit(kernel.name, _words(_encoded(reader, isa, kernel))) for kernel in reader.kernels
-             if kernel.lines or kernel.name]
+    units = [Unit(kernel.name, _words(_encoded(reader, isa, kernel)),
+                  tuple(line.number for line in kernel.lines if line.control is None and line.given is None))
+             for kernel in reader.kernels if kernel.lines or kernel.name]
     if reader.problems:
         raise AssemblyError(sorted(reader.problems, key=lambda problem: (problem.line, problem.column)))
     return reader.arch, units
@@ -475,7 +483,7 @@ def _encode(isa: Isa, kernel: _Kernel, line: _Line, pc: int) -> int:
         raise EncodeError("word-mismatch", f"the word reads {read.canonical!r}, not {text!r}",
                           "change the text or drop the word", token=hex(line.given))
     shown = _shown_reuse(isa.arch, line.given, text)
-    if replace(line.control, reuse=line.control.reuse | shown) != read.control:
+    if line.control is not None and replace(line.control, reuse=line.control.reuse | shown) != read.control:
         raise EncodeError("word-mismatch", f"the word's control word is {control_text(read.control, shown)}, not "
                           f"{control_text(line.control)}", "change the one or the other", token=hex(line.given))
     return line.given
