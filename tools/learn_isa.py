@@ -15,6 +15,7 @@ import json
 import sys
 import time
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -26,6 +27,7 @@ from isa_learning.corpus import corpus_words, cubins  # noqa: E402
 from isa_learning.family import Family, Options  # noqa: E402
 from isa_learning.probe import Prober  # noqa: E402
 from isa_learning.sources import (  # noqa: E402
+    last_kernels,
     late_kernels,
     own_inputs,
     own_kernels,
@@ -67,6 +69,7 @@ def main() -> int:
     parser.add_argument("--per-key", type=int, default=80, help="guesses per key and round (default 80)")
     parser.add_argument("--real-keys-only", action="store_true", help="learn only opcodes that compilers use")
     parser.add_argument("--no-own-sources", action="store_true", help="leave out our own PTX")
+    parser.add_argument("--own", action="append", default=[], help="compile our own PTX for this target, too")
     parser.add_argument("--no-effects", action="store_true", help="leave out reads and writes")
     parser.add_argument("--no-cache", dest="cache", action="store_false", help="ask and compile everything anew")
     parser.add_argument("-o", "--output", type=Path, help="table file (default: isa/<table>.jsonl)")
@@ -81,16 +84,18 @@ def main() -> int:
     corpora = options.corpus or [ROOT / ".corpus"]
     probers = family_of(arch, options.targets, options.cache)
     numbers = sorted({arch_by_name(p.arch).number for p in probers})
-    words = {w for n in numbers for w in corpus_words(corpora, n, options.exclude)}
+    of_number = {n: corpus_words(corpora, n, options.exclude) for n in numbers}
+    words = {w for found in of_number.values() for w in found}
     if not words:
         print(f"no {arch.name} cubin in {', '.join(map(str, corpora))}; run tools/fetch_corpus.py", file=sys.stderr)
         return 2
     log(f"{' '.join(p.arch for p in probers)}: {len(words)} distinct compiler words")
     own: set[int] = set()
     if not options.no_own_sources:
-        for kernels in (own_kernels(statements()), late_kernels()):
-            own |= words_once(own_inputs(arch.name, kernels), partial(own_words, arch.name, kernels)) \
-                if options.cache else own_words(arch.name, kernels)
+        groups = (own_kernels(statements()), late_kernels(), last_kernels())
+        for name, kernels in product([arch.name, *options.own], groups):
+            own |= words_once(own_inputs(name, kernels), partial(own_words, name, kernels)) \
+                if options.cache else own_words(name, kernels)
         words |= plain(own)
         log(f"{len(own)} words of own sources, {len(words)} distinct words in all")
     facts = control_facts((p for n in numbers for p in cubins(corpora, n, options.exclude)), own)
@@ -99,7 +104,7 @@ def main() -> int:
                                        not options.no_effects))
     output = options.output or ROOT / "isa" / f"{arch.table}.jsonl"
     for prober in probers:
-        family.learn(prober, words, facts)
+        family.learn(prober, words, of_number[arch_by_name(prober.arch).number], facts)
         models = family.models()
         text = table.dump({"arch": arch.table, "nvdisasm": version(), "targets": family.targets}, models)
         table.write(output.with_suffix(".part"), text)

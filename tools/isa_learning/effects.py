@@ -233,8 +233,11 @@ def _runs(marks: Marks, numbers: dict[int, tuple[str, int]]) -> tuple[dict[int, 
 
 def _rules(model: Key, form: Form, seen: Sequence[tuple[_Case, Marks]], counts: dict[str, int],
            zeros: dict[str, int]) -> None:
-    opcode_bits = 0
-    for choice in [*model.opcode, *form.attachments]:
+    own_bits = 0
+    for choice in model.opcode:
+        own_bits |= tree.tested_bits(choice.node)
+    opcode_bits = own_bits
+    for choice in form.attachments:
         opcode_bits |= tree.tested_bits(choice.node)
     owned = 0
     for value in form.values:
@@ -272,10 +275,16 @@ def _rules(model: Key, form: Form, seen: Sequence[tuple[_Case, Marks]], counts: 
             rules.append(Rule(n, role, Choice(names, 0)))
             continue
         number = {name: k for k, name in enumerate(names)}
+        # The opcode's own words decide if they can; what stands around operands only if they cannot.
+        first = [b for b in range(16, 105) if (own_bits & ~owned) >> b & 1]
         candidates = [b for b in range(16, 105) if (opcode_bits & ~owned | small) >> b & 1]
         groups = sorted({(low, width) for v in form.values for f in v.fields for low, width, _ in f.runs if width > 1})
-        grower = Grower(bits[shown], np.array([number[t] for t in labels], dtype=np.int64), candidates, groups)
+        which = np.array([number[t] for t in labels], dtype=np.int64)
+        grower = Grower(bits[shown], which, first, groups)
         node = grower.grow()
+        if grower.impure:
+            grower = Grower(bits[shown], which, candidates, groups)
+            node = grower.grow()
         if grower.impure:
             proved = False
             counts["operands with unexplained counts"] += 1

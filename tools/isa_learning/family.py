@@ -15,7 +15,8 @@ from isa_learning.learn import Learner, Log, probing_word
 from isa_learning.probe import HIDDEN_BANK, Prober
 from isa_learning.ranges import Holder
 
-from gwatch.sass.isa.model import Key, key_of
+from gwatch.sass.isa.model import Choice, Key, key_of
+from gwatch.sass.isa.tree import UNKNOWN
 
 CHECKS_PER_KEY = 60
 OTHERS = 7
@@ -53,8 +54,12 @@ class Family:
     targets: list[str] = field(default_factory=list)
     reports: dict[str, dict[str, dict[str, object]]] = field(default_factory=dict)
 
-    def learn(self, prober: Prober, real: Iterable[int], facts: dict[int, ControlFacts]) -> None:
-        """Add a target: compiler words ``real`` of the whole family, their control facts."""
+    def learn(self, prober: Prober, real: Iterable[int], native: Iterable[int],
+              facts: dict[int, ControlFacts]) -> None:
+        """Add a target: compiler words of the whole family and those of this target, control facts.
+
+        Keys that are different on a later target are learned from that target's words alone.
+        """
         words = sorted(set(real))
         plain = sorted({probing_word(w) for w in words})
         texts = dict(zip(plain, prober.texts(plain, True), strict=True))
@@ -81,7 +86,9 @@ class Family:
         self.targets.append(prober.arch)
         if wanted is not None and not wanted:
             return
-        learner.only = None if wanted is None else frozenset(wanted)
+        if wanted is not None:
+            words = sorted(set(native))
+            learner.only = frozenset(wanted)
         learner.feed_real(words)
         if wanted is not None:
             tried += more_words(wanted, rests, learner.random)
@@ -96,6 +103,8 @@ class Family:
             for form in model.forms:
                 form.hidden = _hidden(form.skeleton)
                 form.skeleton = form.skeleton.replace(f"{HIDDEN_BANK}[", "desc[")
+            if any(form.hidden for form in model.forms):
+                _drop_shown(model)
         if self.options.effects:
             self.log(f"effects: {learn_effects(learner, holder(prober))}")
         for model in learner.models():
@@ -157,6 +166,17 @@ def word_of(prober: Prober, text: str) -> int:
     if not words:
         raise LookupError(text)
     return min(words)
+
+
+def _drop_shown(model: Key) -> None:
+    """Make the forms unknown in which nvdisasm does print the descriptor: their text is the canonical one of others.
+
+    Only instructions with an own cache policy have them (bit 101 set; 2 of 300,000 words of one library).
+    """
+    for form in model.forms:
+        if not form.hidden and "desc[" in form.skeleton:
+            form.attachments[0] = Choice([""], UNKNOWN)
+            form.shapes, form.probes = [], []
 
 
 def _hidden(skeleton: str) -> tuple[int, ...]:

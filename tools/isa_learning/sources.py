@@ -1036,6 +1036,27 @@ def late_kernels() -> list[str]:
     return kernels
 
 
+def last_kernels() -> list[str]:
+    """A third group, again compiled apart: local memory by halves and bytes, uniform shifts with an addition."""
+    kernels: list[str] = []
+    local = []
+    for kind, register in (("u8", "%h10"), ("s8", "%h10"), ("u16", "%h10"), ("s16", "%h10"), ("u32", "%r10"),
+                           ("u64", "%l10")):
+        other = register.replace("10", "2")
+        for cache, offset in itertools.product(("", ".lu", ".cs", ".cv", ".ca", ".cg"), ("", "+12", "+-8")):
+            store = {".lu": ".wb", ".cv": ".wt", ".ca": ".wb"}.get(cache, cache)
+            for setup, address in (("add.s64 %l7,%l6,%l2;", "%l7"), ("add.s64 %l7,%l6,%l0;", "%l7"), ("", "%l6")):
+                local.append((f"mov.u64 %l6,lo; {setup} ld.local{cache}.{kind} {register},[{address}{offset}];", (register,)))
+                local.append((f"mov.u64 %l6,lo; {setup} st.local{store}.{kind} [{address}{offset}],{other}; "
+                              "ld.local.u8 %r20,[lo+3];", ("%r20",)))
+    for body, outputs in local:
+        kernels.append(_kernel(f"k{len(kernels)}", body, outputs))
+    shifts = [b for b in late_statements() if b[0].startswith(("shr", "shl", "mad", "mul"))]
+    for body, outputs in itertools.chain(shifts, _warp()):
+        kernels.append(_computed(_kernel(f"k{len(kernels)}", body, outputs), tuple(_COMPUTED)))
+    return kernels
+
+
 def own_words(arch: str, kernels: Sequence[str], workers: int = 1) -> set[int]:
     """Distinct words (control bits included) that ptxas writes for those of the kernels that it accepts."""
     ptxas = _ptxas()
