@@ -132,7 +132,7 @@ def _summary(run: Any, full: Any, before: Any, runs: list[Any]) -> dict[str, Any
     from gwatch.common.format.compare import compare_runs
     from gwatch.common.format.findings import findings
     from gwatch.common.format.iterations import iteration_table, slack_table
-    from gwatch.common.format.waits import role_table, wait_table
+    from gwatch.common.format.waits import role_table, wait_scopes, wait_table
     a = run.analysis
     first = ("scope_labels", "n_threads", "n_records", "t_min", "t_max")
     skip = {"verdict", "grid_dim", "block_dim", "block_size"}
@@ -143,6 +143,7 @@ def _summary(run: Any, full: Any, before: Any, runs: list[Any]) -> dict[str, Any
             **{k: v for k, v in a.items() if k not in skip and k not in first and k != "launch"},
             "launch_details": a.get("launch") or {}, "filtered": run is not full,
             "findings": [f.as_dict() for f in findings(run)], "roles": role_table(run), "waits": wait_table(run),
+            "wait_scopes": wait_scopes(run),
             "iterations": iteration_table(run), "slack": slack_table(run),
             **({"runs": [{"source": r.source, "kernel_prototype": r.kernel} for r in runs]} if len(runs) > 1 else {}),
             **({"diff": compare_runs(before, run)} if before is not None else {})}

@@ -12,6 +12,7 @@ from gwatch.cli.main import main
 from gwatch.common.format import File, Section_IntraKernelTrace
 from gwatch.common.format.findings import findings
 from gwatch.common.format.run import run_of
+from gwatch.common.format.waits import wait_scopes, waiting_shares
 
 
 def pipeline(seed=0, blocks=24, warps=4, iterations=40, stages=4, load=100, math=100, jitter=6, slow_block=None,
@@ -118,6 +119,28 @@ def test_the_role_that_waits_least_sets_the_pace():
     found = findings(run_of(result, regions, {"load": "Copy", "math": "Math", "mbarrier wait 0": "Math"}))
     (long,) = [f for f in found if f.code == "long-wait"]
     assert (long.evidence["role"], long.evidence["pace"]) == ("Math", "Copy") and "sets the pace" in long.text
+
+
+def test_recorded_waits_are_listed_with_role_line_and_worst_case(tmp_path, capsys):
+    regions = [*REGIONS[:2], (3, 2, "mbarrier wait 0")]
+    file, section = File(), Section_IntraKernelTrace()
+    run = section.add_run(pipeline(load=170), regions, {"load": "Copy", "math": "Math", "mbarrier wait 0": "Math"})
+    file.add_section(section)
+    for name in ("t.json", "t.html"):
+        file.render(tmp_path / name)
+    (wait,) = wait_scopes(run)
+    mine = run.scope == run.labels.index("mbarrier wait 0")
+    length = (run.intervals.end - run.intervals.start)[mine]
+    assert (wait["role"], wait["line"], wait["count"]) == ("Math", "gemm.cu:33", int(mine.sum()))
+    assert (wait["total"], wait["longest"]) == (int(length.sum()), int(length.max()))
+    shares = waiting_shares(run)
+    assert shares["Copy"] == 0 and 0.3 < shares["Math"] < 0.5
+    assert main(["show", str(tmp_path / "t.json"), "--roles"]) == 0
+    out = capsys.readouterr().out
+    assert "Waits that were recorded" in out and "gemm.cu:33" in out
+    assert "Waits that were recorded" in (tmp_path / "t.html").read_text()
+    assert main(["show", str(tmp_path / "t.json"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["wait_scopes"][0]["scope"] == "mbarrier wait 0"
 
 
 def test_an_epilogue_that_nothing_hides_is_named():

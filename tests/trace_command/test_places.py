@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "xtrace"))
 from ringsim import Clocks, Writer, site, site_map
 
 from gwatch.common.format.listing import fits
-from gwatch.common.format.views import source_line
+from gwatch.common.format.text import source_line
 from gwatch.cuda.binary.cubin import Cubin
 from gwatch.cuda.binary.kernel import KernelDef
 from gwatch.cuda.program.hang import hang_lines, last_seen

@@ -5,7 +5,6 @@ A finding is a place to look at, not a diagnosis. Rules are tuned to say nothing
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -17,13 +16,10 @@ from gwatch.common.format import analysis as tables
 from gwatch.common.format.iterations import LEAST
 from gwatch.common.format.run import Run
 from gwatch.common.format.text import duration, locator
-from gwatch.common.format.views import source_line
-from gwatch.common.format.waits import Waits, find_waits
+from gwatch.common.format.waits import WAITING, Waits, find_waits, wait_scopes, waiting_shares
 
 WAIT_SHARE = 0.20
 """A role that spends this part of its lifetime in waits released by another role."""
-WAITING = re.compile(r"\b(?:wait|barrier)", re.IGNORECASE)
-"""Scopes that are waits themselves, by their name: ``--auto`` names them so, and so do people."""
 SERIAL_SHARE = 0.25
 """A scope that runs once in its rows, beside a loop, and takes this part of their lifetime."""
 WAIT_TIGHT = 0.5
@@ -114,47 +110,21 @@ def _turns(one: Finding, other: Finding) -> Finding:
 
 def _long_waits(run: Run) -> Iterator[Finding]:
     """Scopes that are waits, and who waits least beside them."""
-    names, role = run.row_roles
-    per_row, iv = run.per_row, run.intervals
-    life_of = np.zeros(len(run.trace.rows), np.int64)
-    life_of[per_row[:, 0]] = per_row[:, 3]
-    length = iv.end - iv.start
-    waiting = [k for k, label in enumerate(run.labels) if WAITING.search(label)]
-    shares = {}
-    for who in [*range(len(names)), -1]:
-        mine = np.isin(run.scope, waiting) & (role[iv.row] == who)
-        life = int(life_of[role == who].sum())
-        if life:
-            shares[who] = float(length[mine].sum()) / life
-    for k in waiting:
-        here = np.flatnonzero(run.scope == k)
-        rows = np.unique(iv.row[here])
-        life = int(life_of[rows].sum())
-        share = float(length[here].sum()) / life if life else 0.0
+    shares = waiting_shares(run)
+    for w in wait_scopes(run):
+        share, name = w["share"], w["role"]
         if share < WAIT_SHARE:
             continue
-        who = int(np.bincount(role[rows] + 1).argmax()) - 1
-        name = names[who] if who >= 0 else ""
-        others = {other: part for other, part in shares.items() if other not in (who, -1)}
-        pace = min(others, key=lambda other: others[other], default=None)
+        others = {other: part for other, part in shares.items() if other != name}
+        pace = min(others, key=lambda other: others[other], default="")
         tail = ""
-        if pace is not None and others[pace] < share / 2:
-            tail = f"; {names[pace]}, which waits {others[pace]:.0%}, sets the pace"
-        where = _line_of(run, k)
-        worst = here[int(np.argmax(length[here]))]
+        if pace and others[pace] < share / 2:
+            tail = f"; {pace}, which waits {others[pace]:.0%}, sets the pace"
         yield Finding(
-            "long-wait", f"{name or 'every row'} spends {share:.0%} of its life at {run.labels[k]}"
-            f"{f' ({where})' if where else ''}{tail}; longest {duration(int(length[worst]), run.unit)} at "
-            f"{locator(run.trace.rows, int(iv.row[worst]))}", share,
-            {"scope": run.labels[k], "role": name, "share": share, "line": where,
-             "pace": names[pace] if pace is not None and tail else None})
-
-
-def _line_of(run: Run, scope: int) -> str:
-    """Source line where a scope begins, "" when unknown."""
-    enters = {region.enter for region in run.regions if region.label == run.labels[scope]}
-    known = [site for i, site in enumerate(run.sites) if int(site.get("site_id", i)) in enters]
-    return source_line(known[0]) if known else ""
+            "long-wait", f"{name or 'every row'} spends {share:.0%} of its life at {w['scope']}"
+            f"{' (' + w['line'] + ')' if w['line'] else ''}{tail}; longest {duration(w['longest'], run.unit)} at "
+            f"{locator(run.trace.rows, w['longest_row'])}", share,
+            {"scope": w["scope"], "role": name, "share": share, "line": w["line"], "pace": pace if tail else None})
 
 
 def _serial(run: Run) -> Iterator[Finding]:

@@ -18,10 +18,9 @@ from gwatch.common.format.histograms import histograms
 from gwatch.common.format.listing import lines_of, taken_at
 from gwatch.common.format.payload import payload
 from gwatch.common.format.run import Run, plain
-from gwatch.common.format.text import duration, locator
-from gwatch.common.format.views import source_line
+from gwatch.common.format.text import duration, locator, source_line
 from gwatch.common.format.views_more import MAX_FINDINGS, MAX_WAITS
-from gwatch.common.format.waits import wait_table
+from gwatch.common.format.waits import wait_scopes, wait_table
 
 if TYPE_CHECKING:
     from gwatch.common.format.file import File, Section
@@ -106,6 +105,7 @@ def _run(run: Run, number: int, hidden: bool) -> Iterator[str]:
     yield _regions(run, a)
     yield _pipeline(run, a)
     yield _waits(run)
+    yield _wait_scopes(run)
     yield "</div>\n"
     yield f'<script type="application/json" class="meta">{embed(meta)}</script>\n'
     yield f'<script type="text/plain" class="blob">{blob}</script>\n</article>\n'
@@ -285,6 +285,18 @@ def _waits(run: Run) -> str:
              duration(w["slack_p50"], run.unit)) for w in found[:MAX_WAITS]]
     head = ["role", "waits between", "count", "total", "of its life", "p50", "ended just before", "slack p50"]
     return _card("Who waits for whom", _table(head, rows, (0, 1, 6)), "wide")
+
+
+def _wait_scopes(run: Run) -> str:
+    found = wait_scopes(run)
+    if not found:
+        return ""
+    rows = [(w["scope"], w["role"], w["line"], f"{w['count']:,}", duration(w["total"], run.unit), f"{w['share']:.1%}",
+             duration(w["p50"], run.unit), duration(w["p95"], run.unit),
+             f"{duration(w['longest'], run.unit)} at {locator(run.trace.rows, w['longest_row'])}")
+            for w in found[:MAX_WAITS]]
+    head = ["wait", "role", "source", "count", "total", "of its life", "p50", "p95", "longest"]
+    return _card("Waits that were recorded", _table(head, rows, (0, 1, 2, 8)), "wide")
 
 
 def _pipeline(run: Run, a: Mapping[str, Any]) -> str:

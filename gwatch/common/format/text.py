@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,3 +77,15 @@ def table(head: Sequence[str], rows: Iterable[Sequence[Any]], left: Iterable[int
         return "  ".join(parts).rstrip()
 
     return [line(list(head)), "  ".join("-" * w for w in widths), *(line(row) for row in cells)]
+
+
+def source_line(site: Mapping[str, Any]) -> str:
+    """``file.cu:29`` of a site (of inlined code: the line that called it), whatever form its line has; "" when
+    unknown."""
+    line = site.get("called_from") or site.get("line")
+    if isinstance(line, (list, tuple)) and len(line) == 2:
+        line = f"{line[0]}:{line[1]}"
+    text = "" if line in (None, "", 0) else str(line)
+    if text.isdigit() and site.get("file"):
+        text = f"{site['file']}:{text}"
+    return text.rsplit("/", 1)[-1]

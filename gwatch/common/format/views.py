@@ -9,7 +9,7 @@ import numpy as np
 
 from gwatch.common.format import analysis as tables
 from gwatch.common.format.run import Run, plain
-from gwatch.common.format.text import Style, clip, duration, locator, table
+from gwatch.common.format.text import Style, clip, duration, locator, source_line, table
 
 MAX_REASONS = 4
 MAX_WARNINGS = 2
@@ -104,18 +104,6 @@ def site_table(run: Run, style: Style, limit: int | None = None) -> list[str]:
     if not any(row[7] or row[8] for row in body):
         head, body = head[:7], [row[:7] for row in body]
     return _titled("Per-site records", table(head, body, (0, 7, 8)) + more, style)
-
-
-def source_line(site: Mapping[str, Any]) -> str:
-    """``file.cu:29`` of a site (of inlined code: the line that called it), whatever form its line has; "" when
-    unknown."""
-    line = site.get("called_from") or site.get("line")
-    if isinstance(line, (list, tuple)) and len(line) == 2:
-        line = f"{line[0]}:{line[1]}"
-    text = "" if line in (None, "", 0) else str(line)
-    if text.isdigit() and site.get("file"):
-        text = f"{site['file']}:{text}"
-    return text.rsplit("/", 1)[-1]
 
 
 def region_table(run: Run, style: Style, limit: int | None = None) -> list[str]:

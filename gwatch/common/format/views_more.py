@@ -11,9 +11,9 @@ from gwatch.common.format.findings import findings
 from gwatch.common.format.iterations import iteration_table, slack_table
 from gwatch.common.format.listing import lines_of, taken_at
 from gwatch.common.format.run import Run
-from gwatch.common.format.text import Style, clip, duration, locator, table
-from gwatch.common.format.views import WIDTH, source_line
-from gwatch.common.format.waits import role_table, wait_table
+from gwatch.common.format.text import Style, clip, duration, locator, source_line, table
+from gwatch.common.format.views import WIDTH
+from gwatch.common.format.waits import role_table, wait_scopes, wait_table
 
 MAX_WAITS = 15
 MAX_FINDINGS = 5
@@ -70,6 +70,23 @@ def roles_view(run: Run, style: Style) -> list[str]:
 
 
 def _waits(run: Run, style: Style) -> list[str]:
+    return [*_recorded_waits(run, style), *_holes(run, style)]
+
+
+def _recorded_waits(run: Run, style: Style) -> list[str]:
+    found, unit, base = wait_scopes(run), run.unit, run.time_range[0]
+    if not found:
+        return []
+    body = [(clip(w["scope"], 26), clip(w["role"], 16), clip(w["line"], 26), w["count"], duration(w["total"], unit),
+             f"{w['share']:.1%}", duration(w["p50"], unit), duration(w["p95"], unit),
+             f"{duration(w['longest'], unit)} {locator(run.trace.rows, w['longest_row'])} "
+             f"+{duration(w['longest_start'] - base, unit)}") for w in found[:MAX_WAITS]]
+    head = ["wait", "role", "line", "count", "total", "of life", "p50", "p95", "longest"]
+    more = [f"… {len(found) - MAX_WAITS} more (--json)"] if len(found) > MAX_WAITS else []
+    return ["", *_block("Waits that were recorded", table(head, body, (0, 1, 2, 8)) + more, style)]
+
+
+def _holes(run: Run, style: Style) -> list[str]:
     found, unit = wait_table(run), run.unit
     if not found:
         return ["", style.bold("Waits"), "none"]

@@ -8,6 +8,7 @@ believe it.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,10 @@ import numpy as np
 from gwatch.common.format import analysis as tables
 from gwatch.common.format.losses import I64
 from gwatch.common.format.run import Run
+from gwatch.common.format.text import source_line
+
+WAITING = re.compile(r"\b(?:wait|barrier)", re.IGNORECASE)
+"""Scopes that are waits themselves, by their name: ``--auto`` names them so, and so do people."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +107,7 @@ def wait_table(run: Run) -> list[dict[str, Any]]:
     index = index.reshape(-1)
     kinds = np.stack(np.unravel_index(keys, sizes), axis=1) - (1, 0, 0, 1, 1)
     length = waits.end - waits.start
-    table = []
+    table: list[dict[str, Any]] = []
     for k, (who, before, after, other, scope) in enumerate(kinds.tolist()):
         mine = np.flatnonzero(index == k)
         total = int(length[mine].sum())
@@ -120,6 +125,55 @@ def wait_table(run: Run) -> list[dict[str, Any]]:
             "longest_start": int(waits.start[worst])})
     table.sort(key=lambda w: (-w["total"], w["role"], w["before"], w["after"]))
     return table
+
+
+def wait_scopes(run: Run) -> list[dict[str, Any]]:
+    """Scopes that are waits themselves, by their name, longest total first: the role that runs them, how long, at which
+    source line; ``share`` is the part of their rows' lifetime."""
+    names, role = run.row_roles
+    per_row, iv = run.per_row, run.intervals
+    life_of = np.zeros(len(run.trace.rows), np.int64)
+    life_of[per_row[:, 0]] = per_row[:, 3]
+    length = iv.end - iv.start
+    table: list[dict[str, Any]] = []
+    for k, label in enumerate(run.labels):
+        here = np.flatnonzero(run.scope == k)
+        if not WAITING.search(label) or len(here) == 0:
+            continue
+        rows = np.unique(iv.row[here])
+        life, total = int(life_of[rows].sum()), int(length[here].sum())
+        who = int(np.bincount(role[rows] + 1).argmax()) - 1
+        worst = int(here[np.argmax(length[here])])
+        spread = np.sort(length[here])
+        table.append({
+            "scope": label, "role": names[who] if who >= 0 else "", "line": _line_of(run, label), "count": len(here),
+            "total": total, "share": total / life if life else 0.0, "p50": tables.percentile(spread, 0.5),
+            "p95": tables.percentile(spread, 0.95), "longest": int(length[worst]), "longest_row": int(iv.row[worst]),
+            "longest_start": int(iv.start[worst])})
+    table.sort(key=lambda w: (-w["total"], w["scope"]))
+    return table
+
+
+def _line_of(run: Run, label: str) -> str:
+    """Source line where a scope begins, "" when unknown."""
+    enters = {region.enter for region in run.regions if region.label == label}
+    known = [site for i, site in enumerate(run.sites) if int(site.get("site_id", i)) in enters]
+    return source_line(known[0]) if known else ""
+
+
+def waiting_shares(run: Run) -> dict[str, float]:
+    """Per role the part of its lifetime inside scopes that are waits; roles without a name are left out."""
+    names, role = run.row_roles
+    per_row, iv = run.per_row, run.intervals
+    life_of = np.zeros(len(run.trace.rows), np.int64)
+    life_of[per_row[:, 0]] = per_row[:, 3]
+    waiting = np.isin(run.scope, [k for k, label in enumerate(run.labels) if WAITING.search(label)])
+    shares = {}
+    for who, name in enumerate(names):
+        life = int(life_of[role == who].sum())
+        if life:
+            shares[name] = float((iv.end - iv.start)[waiting & (role[iv.row] == who)].sum()) / life
+    return shares
 
 
 def role_table(run: Run) -> list[dict[str, Any]]:
