@@ -3,7 +3,7 @@
 
     python tools/record_examples.py [FOLDER]
 
-Writes matmul.gwatch, attention.gwatch and hopper_product.gwatch and a page of each into FOLDER (default: here).
+Writes matmul.gwatch, attention.gwatch and hopper_product.gwatch into FOLDER (default: here).
 Needs nvcc, torch, triton, cupy and cuda-python.
 """
 
@@ -39,7 +39,7 @@ def main() -> int:
     failed = 0
     for name, (kernel, ctas, program) in programs.items():
         options = ["--kernel", kernel, "--auto", "--verify", "--ctas", str(ctas), "--force"]
-        command = [sys.executable, "-m", "gwatch", "trace", *options, "-o", folder / f"{name}.html", "--"]
+        command = [sys.executable, "-m", "gwatch", "trace", *options, "-o", folder / f"{name}.gwatch", "--"]
         failed += subprocess.run([*command, sys.executable, *program], cwd=ROOT, check=False).returncode != 0
     cubin.unlink()
     return 1 if failed else 0
