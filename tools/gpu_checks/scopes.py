@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -268,6 +269,21 @@ def cost_of_markers_where_loads_are_batched() -> Facts:
     }
 
 
+@cache
+def gemm_files() -> tuple[Path, Path, Path]:
+    """The Hopper product without markers, with them, and its PTX; compiled side by side."""
+    import trace_cuda_hgmma_matmul as example
+
+    folder = Path(tempfile.mkdtemp(prefix="gwatch-hgmma-"))
+    with ThreadPoolExecutor(3) as pool:
+        jobs = [
+            pool.submit(example.build, folder, marked, kind)
+            for marked, kind in ((False, "cubin"), (True, "cubin"), (True, "ptx"))
+        ]
+        unmarked, with_markers, ptx = (job.result() for job in jobs)
+    return unmarked, with_markers, ptx
+
+
 class Gemm:
     """The Hopper product with and without markers, and with records on either tier."""
 
@@ -275,8 +291,7 @@ class Gemm:
         import trace_cuda_hgmma_matmul as example
 
         self.product = example.Product(*shape)
-        folder = Path(tempfile.mkdtemp(prefix="gwatch-hgmma-"))
-        unmarked, marked = (example.build(folder, marked) for marked in (False, True))
+        unmarked, marked, ptx = gemm_files()
         cubin = Cubin.from_file(marked)
         kernel = cubin.get_kerneldef_by_name(example.KERNEL)
         sites, self.scopes = scope_sites(kernel, example.NAMES, True)
@@ -284,7 +299,7 @@ class Gemm:
         self.registers = {
             "unmarked": Cubin.from_file(unmarked).get_kerneldef_by_name(example.KERNEL).register_count
         }
-        module = PtxModule(example.build(folder, kind="ptx").read_text(), "hgmma_matmul.ptx")
+        module = PtxModule(ptx.read_text(), "hgmma_matmul.ptx")
         found = ptx_scopes(module, example.KERNEL, example.NAMES, True)
         for tier, plan in (
             ("sass", lambda: plan_trace(cubin, kernel, sites, clock=clock, depth=depth)),
