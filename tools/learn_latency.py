@@ -23,7 +23,7 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ from gwatch.cuda.binary import Cubin
 from gwatch.errors import GWatchError
 from gwatch.sass.cfg import Cfg, build_cfg
 from gwatch.sass.isa import isa_for
-from gwatch.sass.latency import ANY, OVERWRITE, TRUST, latency_class, unit_class
+from gwatch.sass.latency import ANY, OVERWRITE, TRUST, latency_class, producer_unit, unit_class
 from gwatch.sass.scoreboards import Waits
 from gwatch.sass.uses import ADDEND, CodeView, Use, WordFacts
 
@@ -47,6 +47,7 @@ SPREAD = 2
 """A general register is read at nearly the same point by all units: a limit is at most this much above the least of its
 producer. Templates that every library holds (division, say) leave more only by habit."""
 ALWAYS = (7, False)
+WIDE = frozenset({"IMAD.WIDE", "UIMAD.WIDE"})
 # Facts stated by hand, each with its source.
 STATED = {
     "sm_90": (
@@ -56,6 +57,10 @@ STATED = {
         ),
         ("floor LOP3 R IMAD.WIDE data 5", "4 wrote wrong addresses on an H200, 5 was right"),
         ("given LOP3 R IMAD.WIDE data 5", "see the floor"),
+        (
+            "floor IMAD.WIDE R * data 5",
+            "the high half is there later than the low one, which compilers read at 3",
+        ),
         (
             "given CS2R R STG data 5",
             "compilers leave 5 on sm_80 and later; 5 and more ran and were checked on an H200",
@@ -102,14 +107,15 @@ class Counts:
     instructions: int = 0
     sections: int = 0
 
-    def note(self, pair: Pair, distance: int, plain: bool, origin: str) -> None:
+    def note(self, pair: Pair, distance: int, plain: bool, origin: str, offset: int = 0) -> None:
+        """Count a pair; ``offset``: which register of the producer's result it is about."""
         if plain:
             self.plain.setdefault(pair, Counter())[distance] += 1
         producer, file, consumer, role = pair
         if role == OVERWRITE:  # no law: halves of the corpus contradict each other
             return
         reader = consumer if consumer == ANY else unit_class(consumer)
-        table = self.limits.setdefault((unit_class(producer), file, reader, role), {})
+        table = self.limits.setdefault((producer_unit(producer, offset), file, reader, role), {})
         table.setdefault(distance, Seen()).add(self.sections, origin)
 
     def merge(self, other: Counts) -> None:
@@ -132,6 +138,7 @@ class Written:
     name: str
     guard: tuple[int, bool]
     waits: int
+    offset: int = 0
 
 
 def exclusive(first: tuple[int, bool], second: tuple[int, bool]) -> bool:
@@ -200,7 +207,8 @@ class SectionLearner:
                 if use.file == "P":
                     forget_guard(writers, number)
                 kept = [] if facts.guard == ALWAYS else writers.get(key, [])
-                new = [Written(time, latency_class(facts.opcode), facts.guard, waited)]
+                offset = number - use.first
+                new = [Written(time, latency_class(facts.opcode), facts.guard, waited, offset)]
                 writers[key] = [*kept, *new] if facts.kind == "fixed" else kept
 
     def beyond(
@@ -226,12 +234,17 @@ class SectionLearner:
 
     def note(self, facts: WordFacts, use: Use, before: Written, distance: int, plain: bool) -> None:
         name = latency_class(facts.opcode)
-        if not use.write:
-            # A guard is read at the same point by every instruction: one pool.
-            consumer = ANY if use.role == "guard" else name
-            self.counts.note((before.name, use.file, consumer, use.role), distance, plain, self.origin)
-        elif facts.kind == "fixed":
-            self.counts.note((before.name, use.file, name, OVERWRITE), distance, plain, self.origin)
+        if use.write:
+            if facts.kind == "fixed":
+                self.counts.note((before.name, use.file, name, OVERWRITE), distance, plain, self.origin)
+            return
+        # A guard is read at the same point by every instruction: one pool.
+        consumer = ANY if use.role == "guard" else name
+        # Code made from nothing may read either half of a wide product: the later one decides.
+        plain = plain and (before.name not in WIDE or before.offset == 1)
+        self.counts.note(
+            (before.name, use.file, consumer, use.role), distance, plain, self.origin, before.offset
+        )
 
 
 def forget_guard(writers: dict[tuple[str, int], list[Written]], number: int) -> None:
@@ -239,8 +252,7 @@ def forget_guard(writers: dict[tuple[str, int], list[Written]], number: int) -> 
     for key, items in writers.items():
         if any(item.guard[0] == number for item in items):
             writers[key] = [
-                Written(item.time, item.name, (-1, False), item.waits) if item.guard[0] == number else item
-                for item in items
+                replace(item, guard=(-1, False)) if item.guard[0] == number else item for item in items
             ]
 
 
@@ -334,7 +346,11 @@ def halves(origins: dict[str, Counts]) -> int:
         for name in names:
             (known if name in chosen else other).merge(origins[name])
         found = limits(known)
-        bad = {p: (c, min(other.limits[p])) for p, (c, _) in found.items() if min(other.limits.get(p, {c: 0})) < c}
+        bad = {
+            p: (c, min(other.limits[p]))
+            for p, (c, _) in found.items()
+            if min(other.limits.get(p, {c: 0})) < c
+        }
         wrong += len(bad)
         total = sum(seen.pairs for item in other.limits.values() for seen in item.values())
         held = sum(seen.pairs for p in found for seen in other.limits.get(p, {}).values())
@@ -376,7 +392,9 @@ def main(arguments: list[str] | None = None) -> int:
     wrong = halves(origins) if options.halves else 0
     if options.out:
         options.out.write_text(table_text(options.table, total), encoding="utf-8")
-        print(f"{options.out}: {total.sections} sections, {len(limits(total))} limits, skipped {dict(skipped)}")
+        print(
+            f"{options.out}: {total.sections} sections, {len(limits(total))} limits, skipped {dict(skipped)}"
+        )
     return 1 if wrong else 0
 
 

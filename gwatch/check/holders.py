@@ -34,6 +34,7 @@ _POINTED_AT = {
     Attr.MBARRIER_INSTR_OFFSETS: frozenset({"SYNCS", "NOP", "CALL"}),
     Attr.UNUSED_LOAD_BYTE_OFFSET: frozenset({"LDS", "LDG", "LD", "LDL", "LDC", "LDCU", "LDSM"}),
     Attr.INSTR_REG_MAP: frozenset({"NOP"}),
+    Attr.ATOM16_EMUL_INSTR_REG_MAP: frozenset({"LD", "LDG", "LDS", "ATOM", "ATOMG", "ATOMS"}),
 }
 _SPILLS = 1
 """ANNOTATIONS of this kind point at spills."""

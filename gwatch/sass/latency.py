@@ -58,6 +58,15 @@ def unit_class(name: str) -> str:
     return UNITS.get(name, name)
 
 
+_HIGH = {"IMAD.WIDE": 1, "IMAD.HI": 0}
+
+
+def producer_unit(name: str, offset: int) -> str:
+    """The unit that makes register ``offset`` of a result of class ``name``: the high half of a wide product is there
+    later than the low one."""
+    return "HIGH" if _HIGH.get(name) == offset else unit_class(name)
+
+
 def latency_class(opcode: str) -> str:
     """The latency class of an opcode with its modifiers: ``IMAD.WIDE.U32`` -> ``IMAD.WIDE``, ``LOP3.LUT`` ->
     ``LOP3``."""
@@ -104,14 +113,15 @@ class LatencyTable:
         """The smallest distance ever seen: a smaller one is an error. 1 for a pair never seen."""
         return self.pairs.get((producer, file, ANY if role == "guard" else consumer, role), _NEVER)[0]
 
-    def limit(self, producer: str, file: str, consumer: str, role: str) -> int:
-        """The distance that compiled code never undercuts; 1 where that isn't known."""
+    def limit(self, producer: str, file: str, consumer: str, role: str, offset: int = 0) -> int:
+        """The distance that compiled code never undercuts, for register ``offset`` of the result; 1 where that isn't
+        known."""
         reader = ANY if role == "guard" else unit_class(consumer)
-        return self.limits.get((unit_class(producer), file, reader, role), 1)
+        return self.limits.get((producer_unit(producer, offset), file, reader, role), 1)
 
-    def slowest(self, producer: str, file: str) -> int:
+    def slowest(self, producer: str, file: str, offset: int = 0) -> int:
         """The longest limit of a producer: past it nothing can be too early."""
-        key = (unit_class(producer), file)
+        key = (producer_unit(producer, offset), file)
         if key not in self._slowest:
             self._slowest[key] = max((cycles for pair, cycles in self.limits.items() if pair[:2] == key), default=1)
         return self._slowest[key]

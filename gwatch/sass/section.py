@@ -170,12 +170,12 @@ class SectionChecker:
     def _fixed(self, index: int, facts: WordFacts) -> None:
         producer = latency_class(facts.opcode)
         for use in facts.writes():
-            slowest = self.latency.slowest(producer, use.file)
-            for key in _keys(use):
-                self._follow(index, facts, producer, key, slowest)
+            for offset, key in enumerate(_keys(use)):
+                self._follow(index, facts, producer, offset, key)
 
-    def _follow(self, index: int, facts: WordFacts, producer: str, key: Key, slowest: int) -> None:
-        """Visit the users of ``key`` that issue less than ``slowest`` cycles after ``index``."""
+    def _follow(self, index: int, facts: WordFacts, producer: str, offset: int, key: Key) -> None:
+        """Visit the users of ``key``, register ``offset`` of a result, that might come too early."""
+        slowest = self.latency.slowest(producer, key[0], offset)
         best: dict[int, int] = {}
         stack = self._after(index, 0)
         while stack:
@@ -190,7 +190,7 @@ class SectionChecker:
                     continue
                 over = over or (use.write and user.guard == ALWAYS)
                 if not use.write and not _exclusive(facts, user):
-                    self._pair(index, facts, producer, key, at, user, use, distance)
+                    self._pair(index, facts, (producer, offset), key, at, user, use, distance)
             if not over:
                 stack.extend(self._after(at, distance))
 
@@ -198,14 +198,14 @@ class SectionChecker:
         self,
         index: int,
         facts: WordFacts,
-        producer: str,
+        producer: tuple[str, int],
         key: Key,
         at: int,
         user: WordFacts,
         use: Use,
         distance: int,
     ) -> None:
-        least = self.latency.limit(producer, key[0], latency_class(user.opcode), use.role)
+        least = self.latency.limit(producer[0], key[0], latency_class(user.opcode), use.role, producer[1])
         self.pairs += 1
         if distance < least:
             self._report(
