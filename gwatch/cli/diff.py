@@ -32,9 +32,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command; 0 done, 1 something asked about differs."""
+    from gwatch.cli.inspect import escape_unencodable
     from gwatch.diff import artifacts, text
     from gwatch.inspect.demangle import printable
 
+    escape_unencodable()
     try:
         re.compile(args.kernel)
     except re.error as error:
@@ -54,6 +56,6 @@ def run(args: argparse.Namespace) -> int:
         item = next(item for item in diff.problems if item.unread)
         # Not raised: under --json the comparison stays alone on standard output.
         refusal = CubinError("not-compared", f"no difference in what was read, but {item.path} was not: {item.reason}")
-        print(f"gwatch: {refusal}", file=sys.stderr)
+        print(printable(f"gwatch: {refusal}"), file=sys.stderr)
         return 2
     return 0

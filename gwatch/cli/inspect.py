@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -66,6 +67,7 @@ def run(args: argparse.Namespace) -> int:
     from gwatch.inspect.executors import open_executor
     from gwatch.inspect.run import inspect
 
+    escape_unencodable()
     request = _request(args)
     streamed = not request.facts and args.output is None
     with open_executor(args.jobs, args.executor) as (executor, workers), _progress(args.paths) as progress:
@@ -94,7 +96,9 @@ def run(args: argparse.Namespace) -> int:
             "not-checked",
             f"the rules hold where they were checked; {len(report.unread)} more could not be, first {path}: {reason}",
         )
-        print(f"gwatch: {error}", file=sys.stderr)
+        from gwatch.inspect.demangle import printable
+
+        print(printable(f"gwatch: {error}"), file=sys.stderr)
         return 2
     return 0
 
@@ -103,6 +107,13 @@ def _print_listing(image: ImageReport) -> None:
     """Print a listing as soon as it is there, and let go of it."""
     sys.stdout.write(image.sass or _unlisted(image))
     image.sass, image.printed = "", True
+
+
+def escape_unencodable() -> None:
+    """Let standard output and error escape characters that they can't encode: names in the input may have any."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _unlisted(image: ImageReport) -> str:

@@ -4,40 +4,44 @@ from __future__ import annotations
 
 import re
 
+from gwatch.cuda.binary.elf import EHDR, SHDR, SYM
 from gwatch.inspect.reader import Reader
 
-_START = re.compile(r"__(\w+)_start")
-_FATBIN_SECTION = ".nv_fatbin"
-_DYNAMIC = ".dynsym"
-_NAME_LIMIT = 4096
+_ELF = b"\x7fELF\x02\x01"
+_SHT_DYNSYM = 11
+_FATBIN_SECTION = b"\0.nv_fatbin\0"
+_START = re.compile(rb"__(\w{1,500})_start\0")
+_LIMIT = 64 << 20
+"""Bytes of a table that are looked at, at most."""
 
 
 def embedded_symbols(reader: Reader) -> dict[int, str]:
     """Byte offset in the file -> NAME of the symbol ``__NAME_start`` that leads there.
 
-    Empty for files that are no host ELF, for libraries that nvcc made (their kernels have a section of their own) and
-    for damaged symbol tables.
+    Empty for files that are no 64-bit host ELF and for libraries that nvcc made (their kernels have a section of their
+    own); of a damaged symbol table what can be read is. Time and memory are bounded by the tables' sizes.
     """
-    if reader.read(0, 4) != b"\x7fELF":
+    head = reader.read(0, EHDR.size)
+    if len(head) < EHDR.size or head[:6] != _ELF:
         return {}
-    from elftools.common.exceptions import ELFError
-    from elftools.elf.elffile import ELFFile
-    from elftools.elf.sections import SymbolTableSection
+    shoff, shentsize, shnum, names = (EHDR.unpack(head)[field] for field in (6, 11, 12, 13))
+    table = reader.read(shoff, shnum * SHDR.size) if shentsize == SHDR.size else b""
+    sections = list(SHDR.iter_unpack(table[: len(table) - len(table) % SHDR.size]))
 
+    def content(number: int) -> bytes:
+        offset, size = sections[number][4:6] if number < len(sections) else (0, 0)
+        return reader.read(offset, min(size, _LIMIT))
+
+    if _FATBIN_SECTION in content(names):
+        return {}
     found: dict[int, str] = {}
-    try:
-        elf = ELFFile(reader.stream)
-        if elf.get_section_by_name(_FATBIN_SECTION) is not None:
-            return {}
-        table = elf.get_section_by_name(_DYNAMIC)
-        for symbol in table.iter_symbols() if isinstance(table, SymbolTableSection) else ():
-            if len(symbol.name) > _NAME_LIMIT:
-                return found  # damage; reading on would read the same bytes again and again
-            match = _START.fullmatch(symbol.name)
-            number = symbol["st_shndx"]
-            if match is not None and isinstance(number, int):
-                section = elf.get_section(number)
-                found[symbol["st_value"] - section["sh_addr"] + section["sh_offset"]] = match[1]
-    except (ELFError, ValueError, LookupError, AttributeError, TypeError, OSError, ArithmeticError):
-        return {}  # names are a help; what was found stays found
+    for number, (_, kind, _, _, _, _, link, *_) in enumerate(sections):
+        if kind != _SHT_DYNSYM:
+            continue
+        symbols, strings = content(number), content(link)
+        for name, _, _, index, value, _ in SYM.iter_unpack(symbols[: len(symbols) - len(symbols) % SYM.size]):
+            match = _START.match(strings, name)
+            if match is not None and 0 < index < len(sections):
+                _, _, _, address, offset, *_ = sections[index]
+                found[value - address + offset] = match[1].decode()
     return found

@@ -76,9 +76,11 @@ class Reader:
         return cls(spool, name)
 
     def read(self, offset: int, count: int) -> bytes:
-        """``count`` bytes from ``offset`` on, fewer at the end."""
+        """``count`` bytes from ``offset`` on, fewer at the end, none behind it (offsets come from headers)."""
+        if offset >= self.size:
+            return b""
         self.stream.seek(offset)
-        return self.stream.read(count)
+        return self.stream.read(min(count, self.size - offset))
 
     def close(self) -> None:
         """Give file or memory back."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import os
 import struct
+import subprocess
+import sys
 import tempfile
 import tracemalloc
 import zipfile
@@ -20,7 +22,9 @@ from gwatch.cli.main import main
 from gwatch.errors import CubinError
 from gwatch.inspect.artifacts import Image, Skipped, Text, open_artifact
 from gwatch.inspect.demangle import printable
+from gwatch.inspect.embedded import embedded_symbols
 from gwatch.inspect.listing import Style
+from gwatch.inspect.reader import Reader
 from gwatch.inspect.rules import fail_on, parse_forbid, parse_require
 from gwatch.inspect.run import Request, examine, inspect
 from gwatch.inspect.triton_source import TritonKernels
@@ -60,6 +64,14 @@ def test_a_damaged_library_is_read_or_named(changes: list[tuple[int, int]], cut:
     assert report.images or report.skipped
     for image in report.images:
         assert image.problem == "" or image.problem.startswith("[")
+
+
+@given(edits, st.integers(64, 27000))
+@settings(max_examples=60, deadline=None)
+def test_a_damaged_symbol_table_names_what_it_can(changes: list[tuple[int, int]], cut: int) -> None:
+    data = damaged((FIXTURES / "embedded.so").read_bytes(), changes)[:cut]
+    found = embedded_symbols(Reader(io.BytesIO(data), "x.so"))
+    assert len(found) <= 3
 
 
 @given(edits)
@@ -227,6 +239,14 @@ def test_file_names_that_are_no_text(tmp_path: Path) -> None:
     path.write_bytes(COPY_CUBIN)
     assert main(["inspect", str(path), "-o", str(tmp_path / "out")]) == 0
     assert main(["inspect", str(tmp_path), "--json", "-o", str(tmp_path / "json")]) == 0
+    for encoding in ("ascii", "utf-8"):
+        done = subprocess.run(
+            [sys.executable, "-m", "gwatch", "inspect", path],
+            env={**os.environ, "PYTHONIOENCODING": f"{encoding}:strict"},
+            capture_output=True,
+            check=True,
+        )
+        assert b"k\\udcff.cubin" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -261,3 +281,14 @@ def test_metadata_of_other_shapes_promises_nothing(meta: str) -> None:
     kernels = TritonKernels()
     kernels.add(Text("w.py", f"async_compile.triton('k', '''@f(triton_meta={meta})\ndef k(): pass''')"))
     assert all(a.divisibility is None for kernel in kernels.kernels for a in kernel.arguments)
+
+
+@pytest.mark.parametrize("name", ["embedded.so", "vector_copy.cubin"])
+@pytest.mark.parametrize("field", [32, 40])  # offsets of the program and of the section headers
+def test_offsets_beyond_any_file(tmp_path: Path, name: str, field: int) -> None:
+    for value in (2**64 - 1, 2**63, 2**62):
+        data = bytearray((FIXTURES / name).read_bytes())
+        struct.pack_into("<Q", data, field, value)
+        path = tmp_path / name
+        path.write_bytes(data)
+        assert list(open_artifact(path))
