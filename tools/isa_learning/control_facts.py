@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 
@@ -25,7 +25,7 @@ class ControlFacts:
     words: int = 0
     write: int = 0
     read: int = 0
-    stall_min: int = 15
+    reuse: list[int] = field(default_factory=lambda: [0, 0])
 
 
 def control_facts(paths: Iterable[Path], more: Iterable[int] = ()) -> dict[int, ControlFacts]:
@@ -37,7 +37,7 @@ def control_facts(paths: Iterable[Path], more: Iterable[int] = ()) -> dict[int, 
             fact.words += 1
             fact.write += word >> 110 & 7 != NONE
             fact.read += word >> 113 & 7 != NONE
-            fact.stall_min = min(fact.stall_min, word >> 105 & 15)
+            fact.reuse[word >> 109 & 1] |= 1 << (word >> 122 & 15)
     return dict(facts)
 
 
@@ -54,6 +54,9 @@ def note_kinds(models: Iterable[Key], facts: dict[int, ControlFacts]) -> None:
     for model in models:
         name = model.opcode[0].labels[0].split(".")[0]
         fact = facts.get(model.key)
+        if fact is not None and "control" in model.extra:
+            reuse = model.extra["control"]["reuse"]
+            model.extra["control"]["reuse"] = [a | b for a, b in zip(reuse, fact.reuse, strict=True)]
         if name in BRANCHES:
             model.extra["kind"] = "branch"
         elif fact is None:

@@ -24,7 +24,7 @@ from gwatch.sass.isa.effects import (
     positions,
     warpgroup_counts,
 )
-from gwatch.sass.isa.lex import Cut, cut
+from gwatch.sass.isa.lex import Cut, cut, pieces
 from gwatch.sass.isa.model import Choice, Form, Key, Rule
 
 PER_FORM = 40
@@ -252,6 +252,7 @@ def _rules(model: Key, form: Form, seen: Sequence[tuple[_Case, Marks]], counts: 
     bits = bit_matrix([c.word for c, _ in seen])
     found = [_runs(m, c.numbers) for c, m in seen]
     places = positions(form)
+    at = _attachment_places(form)
     rules = []
     proved = True
     for n, value in enumerate(form.values):
@@ -275,16 +276,17 @@ def _rules(model: Key, form: Form, seen: Sequence[tuple[_Case, Marks]], counts: 
             rules.append(Rule(n, role, Choice(names, 0)))
             continue
         number = {name: k for k, name in enumerate(names)}
-        # The opcode's own words decide if they can; what stands around operands only if they cannot.
-        first = [b for b in range(16, 105) if (own_bits & ~owned) >> b & 1]
-        candidates = [b for b in range(16, 105) if (opcode_bits & ~owned | small) >> b & 1]
+        # What decides: of an address what stands around it, of data the opcode's words and small numbers; else all.
+        beside = tree.tested_bits(form.attachments[at[n]].node) | tree.tested_bits(form.attachments[at[n] + 1].node)
+        tiers = [beside, beside | own_bits] if places[n].bank else [own_bits & ~owned | small]
+        tiers.append(opcode_bits & ~owned | small)
         groups = sorted({(low, width) for v in form.values for f in v.fields for low, width, _ in f.runs if width > 1})
         which = np.array([number[t] for t in labels], dtype=np.int64)
-        grower = Grower(bits[shown], which, first, groups)
-        node = grower.grow()
-        if grower.impure:
-            grower = Grower(bits[shown], which, candidates, groups)
+        for mask in tiers:
+            grower = Grower(bits[shown], which, [b for b in range(16, 105) if mask >> b & 1], groups)
             node = grower.grow()
+            if not grower.impure:
+                break
         if grower.impure:
             proved = False
             counts["operands with unexplained counts"] += 1
@@ -300,6 +302,19 @@ def _rules(model: Key, form: Form, seen: Sequence[tuple[_Case, Marks]], counts: 
         counts["forms with changing implicit registers"] += 1
     form.proved = proved
     counts["forms proved" if proved else "forms not proved"] += 1
+
+
+def _attachment_places(form: Form) -> list[int]:
+    """Per value: where the attachment before it stands in the form's list (the one behind it follows)."""
+    out = []
+    at = 0
+    for piece in pieces(form.skeleton):
+        if piece[0].isupper():
+            out.append(at)
+            at += 2
+        elif piece[0] == "]" or piece[0].islower():
+            at += 1
+    return out
 
 
 def _branch_rules(model: Key, form: Form, state: State) -> None:
