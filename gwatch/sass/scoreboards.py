@@ -236,6 +236,8 @@ def _covering(cfg: Cfg, view: CodeView, waits: Waits, start: int, goal: int) -> 
     scoreboard).
     """
     unit = unit_of(view.facts(start).opcode)
+    if unit not in IN_ORDER:
+        return None
     mask = 0
     seen: set[tuple[int, int]] = set()
     stack = [(item, 0) for item in cfg.successors(start)]
