@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gwatch.cuda.binary.elf import SHF_ALLOC, STT_FUNC
+from gwatch.cuda.binary.relayout import check_supported
 from gwatch.errors import UnsupportedError
 from gwatch.rewrite.registers import SPARE
 from gwatch.sass.cfg import Cfg, Flow, build_cfg, opcode_keys
@@ -216,6 +217,7 @@ class Surroundings:
     def refuse(self, state: bool, twin: bool) -> None:
         """Raise UnsupportedError by name for what can't be rewritten yet."""
         name = self.kernel.name
+        check_supported(self.cubin.elf, self.kernel.section_index)
         flow = self.cfg.flow
         for mnemonic, code, what in (
             ("JMX", "jump-table", "an indirect jump"),

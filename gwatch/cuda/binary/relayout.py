@@ -90,8 +90,10 @@ def check_supported(elf: Elf, section_index: int) -> None:
         raise CubinError("code-section", f"section {section_index} ({section.name}) holds no code")
     if elf.header.type != ET_EXEC:
         raise UnsupportedError(
-            "relocatable-object", f"{name} is in a relocatable object",
-            "link it first (nvlink); gwatch changes loadable cubins",
+            "relocatable-object",
+            f"{name} is in a relocatable object, which no driver runs as it is: linking settles its constants, "
+            "registers and addresses",
+            "link it first (nvlink), then change the loadable cubin",
         )  # fmt: skip
     for other in elf.sections:
         if other.name.startswith((".nv.uft", ".nv.udt")) and other.size:
