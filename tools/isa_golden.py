@@ -34,7 +34,7 @@ def registers(uses: tuple[RegUse, ...]) -> set[tuple[str, int]]:
 def disagreement(decoded: Decoded, marks: Marks | None) -> str:
     """How nvdisasm's marks differ from the decoded effects ("" = they agree).
 
-    nvdisasm never marks UR0-UR3, whatever uses them; these four are left out of the comparison. Accumulators of
+    nvdisasm never marks UR0-UR3 nor UR63 and above, whatever uses them; these are left out. Accumulators of
     warpgroup products overlap in its ranges where a probe's input is not its output: their effects follow the shape.
     """
     if marks is None or decoded.mnemonic in BRANCHES or decoded.effects.kind == "async":
@@ -44,7 +44,7 @@ def disagreement(decoded: Decoded, marks: Marks | None) -> str:
     if not decoded.effects.complete:
         return ""
     out = []
-    unmarked = {("UR", n) for n in range(4)}
+    unmarked = {("UR", n) for n in (*range(4), *range(63, 256))}
     if odd := (reads ^ registers(decoded.effects.reads)) - unmarked:
         out.append(f"reads {sorted(odd)}")
     if decoded.mnemonic in ("LD", "LDG", "LDGSTS"):  # their last predicate is marked as written, but only read
@@ -86,7 +86,7 @@ def main() -> int:
             seen: set[str] = set()
             for word in form.shapes or form.probes:
                 opcode = key.opcode_text(word) or ""
-                if opcode not in seen:
+                if opcode not in seen and key.body(word, isa.zero) is not None:
                     seen.add(opcode)
                     words.add(word | control)
     ordered = sorted(words)

@@ -160,7 +160,7 @@ def _pick(learner: Learner, state: State, label: int) -> list[int]:
             words.append(word)
     for word, parts in known:
         short = [(n, text) for n, (kind, text) in enumerate(parts.values)
-                 if kind == "N" or (kind == "I" and len(text) < 4)]
+                 if kind == "N" or (kind == "I" and len(text) < 5)]
         for name in (*enumerate(parts.attachments), ("v", *short)):
             if name not in seen:
                 seen.add(name)
@@ -247,7 +247,7 @@ def _rules(model: Key, form: Form, seen: Sequence[tuple[_Case, Marks]], counts: 
     for value in form.values:
         if value.name is not None:
             small |= tree.tested_bits(value.name.node)
-        elif value.kind == "I" and max((f.top for f in value.fields), default=9) <= 4:
+        elif value.kind == "I" and max((f.top for f in value.fields), default=9) <= 8:
             small |= value.mask
     bits = bit_matrix([c.word for c, _ in seen])
     found = [_runs(m, c.numbers) for c, m in seen]

@@ -423,7 +423,8 @@ class Learner:
                 continue
             for word in sorted(state.samples.index):
                 label = tree.lookup(state.model.select, word)
-                if label >= 0 and not state.model.forms[label].shapes and not state.model.forms[label].probes:
+                if label >= 0 and not state.model.forms[label].shapes and not state.model.forms[label].probes \
+                        and state.model.body(word, self.zero) is not None:
                     state.model.forms[label].probes = [word & ~CONTROL_MASK]
 
     def note_sensitive(self) -> None:
