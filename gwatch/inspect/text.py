@@ -155,7 +155,8 @@ def _code(code: CodeFacts, kernel: KernelReport) -> list[str]:
             )
     share = code.share(128)
     if share is not None:
-        out.append(f"    {share:.0%} of the global loads and stores are at least 128 bits wide")
+        widest = f", {code.share(256):.0%} are 256" if code.share(256) else ""
+        out.append(f"    {share:.0%} of the global loads and stores are at least 128 bits wide{widest}")
     for label, found in (("tensor", code.tensor), ("tma", code.tma)):
         if found:
             out.append(f"    {label}: {', '.join(f'{count} × {name}' for name, count in found)}")

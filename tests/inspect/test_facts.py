@@ -199,3 +199,13 @@ def test_resources_alone_are_the_same_numbers_and_read_no_code(monkeypatch: pyte
     view = CubinView.of(path.read_bytes())
     for kernel in view.kernels:
         assert kernel_facts(view, kernel, read_code=False) == replace(whole[kernel.name], code=None)
+
+
+def test_accesses_of_256_bits() -> None:
+    (facts,) = facts_of(FIXTURES / "wide_sm_100.cubin").values()
+    assert facts.code is not None
+    assert (facts.code.share(128), facts.code.share(256)) == (1.0, 1.0)
+    assert {(use.opcode, use.bits) for use in facts.code.memory if use.space == "global"} == {
+        ("LDG.E.ENL2.256", 256),
+        ("STG.E.ENL2.256", 256),
+    }
