@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 from isa_learning.control_facts import ASYNC
@@ -31,6 +32,7 @@ PER_FORM = 40
 _SPREAD = {"R": (96, (16, 32, 48, 64, 80)), "U": (48, (8, 16, 24, 32, 40)), "P": (0, (1, 2, 3, 4, 5)),
            "Q": (0, (1, 2, 3, 4, 5))}
 _LOW_TARGETS = {16, 81}
+Registers: TypeAlias = set[tuple[str, int]]
 
 
 @dataclass
@@ -88,6 +90,7 @@ def learn_effects(learner: Learner, holder: Holder) -> dict[str, int]:
                 counts["branch forms by rule"] += 1
     read_only_predicates(learner.models())
     _note_flow(learner.models(), holder)
+    counts["forms disproved"] = disprove(learner.models(), holder, learner.zero)
     return dict(counts)
 
 
@@ -329,3 +332,57 @@ def _branch_rules(model: Key, form: Form, state: State) -> None:
     form.rules, form.implicit, form.proved = rules, [], True
 
 
+
+
+def disprove(models: Sequence[Key], holder: Holder, zeros: dict[str, int]) -> int:
+    """Hold the rules against life ranges of one word per form and opcode text; forms that fail are not proved.
+
+    Left out: UR0-UR3 and UR63 and above (never marked), predicates marked as written (loads mark one they only read),
+    and words whose register groups no assembler would accept.
+    """
+    words: list[tuple[Key, Form, int]] = []
+    for model in models:
+        if _name(model) in BRANCHES | ASYNC:
+            continue
+        for form in model.forms:
+            seen: set[str | None] = set()
+            for word in form.shapes or form.probes if form.proved else ():
+                text = model.opcode_text(word)
+                if text not in seen:
+                    seen.add(text)
+                    words.append((model, form, probing_word(word)))
+    failed = 0
+    for (_, form, word), marks in zip(words, holder.marks([w for *_, w in words]), strict=True):
+        wanted = _registers(form, word, zeros)
+        if marks is None or wanted is None or not form.proved:
+            continue
+        for kinds, own in zip(("vx", "^x"), wanted, strict=True):
+            found = {register for register, mark in marks.items() if mark in kinds}
+            odd = {(file, n) for file, n in found ^ own
+                   if not (file == "UR" and (n < 4 or n >= 63)) and not (kinds == "^x" and file == "P")}
+            if odd and form.proved:
+                form.proved = False
+                failed += 1
+    return failed
+
+
+def _registers(form: Form, word: int, zeros: dict[str, int]) -> tuple[Registers, Registers] | None:
+    """(read, written) registers of ``word`` by the rules; None where they say nothing or groups are misaligned."""
+    out: tuple[Registers, Registers] = (set(), set())
+    for file, first, read, written in form.implicit:
+        for flag, group in ((read, out[0]), (written, out[1])):
+            if flag:
+                group.add((file, first))
+    for rule in form.rules:
+        place = form.values[rule.value].field_of(word)
+        counts = rule.get(word)
+        if place is None or counts is None:
+            return None
+        first = place.get(word)
+        if place.kind == "B" or first == zeros.get(place.kind):
+            continue
+        for count, group in zip(counts, out, strict=True):
+            if count > 1 and (first % 2 or first + count > zeros[place.kind]):
+                return None
+            group.update((FILES[place.kind], first + n) for n in range(count))
+    return out

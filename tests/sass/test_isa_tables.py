@@ -1,0 +1,106 @@
+"""Every table against its golden words: text, reads, writes, and the way back; targets and control words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gwatch.errors import EncodeError
+from gwatch.sass.arch import ARCHES
+from gwatch.sass.control import Control
+from gwatch.sass.isa import Isa, isa_for
+from gwatch.sass.isa.table import load
+
+GOLDEN = Path(__file__).resolve().parent.parent / "golden"
+TABLES = {"sm_75": "sm_75", "sm_80": "sm_89"}
+
+
+def rows(table: str) -> list[tuple[int, str, str, str]]:
+    """(word, text, reads, writes) of a golden file."""
+    out = []
+    for line in (GOLDEN / f"isa_{table.replace('_', '')}.txt").read_text(encoding="utf-8").splitlines():
+        if not line.startswith("#"):
+            word, text, reads, writes = (part.strip(" ") for part in line.split(" ;"))
+            out.append((int(word, 16), text, reads, writes))
+    return out
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_golden_words_read_as_nvdisasm_reads_them(table: str) -> None:
+    isa = isa_for(TABLES[table])
+    golden = rows(table)
+    assert len(golden) > 1000
+    for word, text, reads, writes in golden:
+        decoded = isa.decode(word)
+        assert decoded.text == text
+        assert decoded.effects.complete == (reads != "?"), text
+        if reads != "?":
+            assert " ".join(map(str, decoded.effects.reads)) == reads, text
+            assert " ".join(map(str, decoded.effects.writes)) == writes, text
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_canonical_text_of_golden_words_gives_the_word_or_a_refusal(table: str) -> None:
+    isa = isa_for(TABLES[table])
+    golden = rows(table)
+    exact = 0
+    for word, text, _, _ in golden:
+        decoded = isa.decode(word)
+        try:
+            made = isa.encode(decoded.canonical, Control.from_word(word))
+        except EncodeError:
+            continue
+        assert isa.decode(made).text == text
+        assert made == word or not isa.in_compiler_code(word), text
+        exact += made == word
+    assert exact > 0.6 * len(golden)
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_every_target_of_a_table_is_an_architecture_of_it(table: str) -> None:
+    header = load(table).header
+    members = {a.name for a in ARCHES.values() if a.table == table}
+    assert set(header["targets"]) <= members
+    whole = load(table)
+    for number in whole.numbers():
+        key = whole.key(number)
+        assert key is not None
+        assert set(key.targets) < set(header["targets"]), f"{number:04x}"
+    for target in header["targets"]:
+        assert load(table, target).numbers()
+
+
+@pytest.mark.parametrize("arch", list(TABLES.values()))
+def test_legal_control_words_are_known(arch: str) -> None:
+    isa = isa_for(arch)
+    for text in ("EXIT", "NOP", "BRA 0x100"):
+        word = isa.encode(text)
+        key = isa.table.key(word & 0xFFF | (word >> 91 & 1) << 12)
+        assert key is not None
+        assert "control" in key.extra, text
+        assert key.allows(Control(stall=1).to_bits())
+        assert not key.allows(16 << 105 | 63 << 110), "a yield bit without a stall"
+
+
+def descriptor_isa() -> Isa:
+    return isa_for("sm_80")
+
+
+def test_the_descriptor_that_nvdisasm_hides_is_in_the_canonical_text() -> None:
+    isa = descriptor_isa()
+    word = isa.encode("STG.E desc[UR20][R2.64+0x10], R5", Control(stall=1))
+    decoded = isa.decode(word)
+    assert decoded.text == "STG.E [R2.64+0x10], R5"
+    assert decoded.canonical == "STG.E desc[UR20][R2.64+0x10], R5"
+    assert word >> 64 & 63 == 20
+    assert ("UR", 20, 2) in {(u.file, u.first, u.count) for u in decoded.effects.reads}
+    with pytest.raises(EncodeError) as caught:
+        isa.encode("STG.E [R2.64+0x10], R5", Control(stall=1))
+    assert caught.value.code == "operand-hidden"
+
+
+def test_conversions_to_half_pairs_are_spelled_differently_on_sm_89() -> None:
+    word = 0x000FE200000000FF000000000300723E
+    assert isa_for("sm_80").decode(word).text == "F2FP.PACK_AB R0, R3, R0"
+    assert isa_for("sm_89").decode(word).text == "F2FP.F16.F32.PACK_AB R0, R3, R0"
