@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -45,7 +45,8 @@ class Rewritten:
     and ``returns``: original indices whose target field or return-address immediate was re-encoded.
     ``moved``: kinds of address holders that the container moved, with how many. ``occupancy_*``: CTAs per SM
     for ``threads_per_cta`` threads and the static shared memory. ``scoreboards``: the ones inserted code takes (read,
-    write). ``check``: the hazard checker's summary.
+    write). ``check``: the hazard checker's summary. ``origins``: instructions that load the place of an LEPC -> that
+    LEPC.
     """
 
     data: bytes
@@ -68,6 +69,7 @@ class Rewritten:
     edits: tuple[ReuseEdit, ...]
     moved: dict[str, int]
     check: str
+    origins: dict[int, int] = field(default_factory=dict)
 
     @property
     def text_bytes(self) -> tuple[int, int]:

@@ -235,6 +235,7 @@ class Rewriter:
                 built.stride,
                 lasting,
                 kept,
+                around.computed.origins,
             ),
         )
         edit = TextEdit(
@@ -265,6 +266,7 @@ class Rewriter:
             scoreboards=(read_board, write_board),
             branches=built.branches,
             returns=built.returns,
+            origins=dict(around.computed.origins),
             edits=built.edits,
             moved=dict(sorted(holders.counts.items())),
             check=check,
@@ -306,7 +308,14 @@ class _Build:
         )
         self.stride = self.around.stride if twin else 0
         moved = place_words(
-            self.isa, words, self.around.cfg, self.layout, self.around.returns, self.around.tables, self.stride
+            self.isa,
+            words,
+            self.around.cfg,
+            self.layout,
+            self.around.returns,
+            self.around.tables,
+            self.stride,
+            self.around.computed.origins,
         )
         self.branches, self.returns = moved.branches, moved.returns
         self.padding = -self.layout.count % TEXT_ALIGN

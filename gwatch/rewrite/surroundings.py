@@ -19,6 +19,7 @@ from gwatch.sass.indirect import Tables, address_loads, find_table_loads
 from gwatch.sass.latency import latency_class, latency_for
 from gwatch.sass.liveness import PredicateLiveness
 from gwatch.sass.motion import refuse_relative_returns, return_addresses
+from gwatch.sass.pcs import Computed, computed_returns
 from gwatch.sass.scoreboards import Waits, producers
 from gwatch.sass.uses import CodeView
 
@@ -138,7 +139,12 @@ class Surroundings:
     @cached_property
     def returns(self) -> dict[int, int]:
         """Instructions that load a return address as an immediate."""
-        return return_addresses(self.view, self.cfg, self.relocated)
+        return return_addresses(self.view, self.cfg, self.relocated) | self.computed.returns
+
+    @cached_property
+    def computed(self) -> Computed:
+        """Return addresses computed from the code's own place. Raises UnsupportedError [pc-arithmetic]."""
+        return computed_returns(self.view, self.cfg)
 
     @cached_property
     def leaves(self) -> list[int]:

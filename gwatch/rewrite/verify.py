@@ -135,7 +135,7 @@ class _Comparison:
             old = old.replace(".reuse", "")
         before, targets = self._plain(self.before, old)
         after, reached = self._plain(self.after, new)
-        if index in self.returns:
+        if index in self.returns or index in self.result.origins:
             before, after = (re.sub(r"0x[0-9a-f]+$", "", text) for text in (before, after))
             address = [int(re.findall(r"0x[0-9a-f]+", text)[-1], 16) // SIZE for text in (old, new)]
             targets, reached = [address[0]], [address[1]]
@@ -159,6 +159,8 @@ class _Comparison:
             raise self.fail(f"instruction {index} reads {old!r}, now {new!r}")
         counts = "RET" in old or _THROUGH.match(old) is not None
         wanted = [self._moved(number, counts) for number in targets]
+        if index in self.result.origins:
+            wanted = [self.place[number] for number in targets]
         if wanted != reached:
             raise self.fail(f"instruction {index} ({old}) leads to {reached}, not {wanted}")
         self.targets += len(targets)

@@ -3,8 +3,8 @@
 ``BRX R6 -0x220`` goes to the start of its section plus R6; ``CALL.REL.NOINC R10 start`` likewise. The register comes
 from a load out of constant bank 2 (``LDC R6, c[0x2][R9+0x40]``; ``LDCU`` for uniform branches), whose immediate is the
 first byte of a table of code offsets; in linked cubins the index carries a constant that the immediate takes away again
-(``IADD3 R9, R9, 0x8000, RZ; LDC R6, c[0x2][R9+-0x8000]``). :func:`find_table_loads` follows the register back to those loads on every path
-and compares table and targets; whatever comes from elsewhere is refused with its address.
+(``IADD3 R9, R9, 0x8000, RZ; LDC R6, c[0x2][R9+-0x8000]``). :func:`find_table_loads` follows the register back to those
+loads on every path and compares table and targets; whatever comes from elsewhere is refused with its address.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def _feeding(view: CodeView, cfg: Cfg, index: int) -> dict[int, int]:
     elif cfg.flow.target[index] != 0:
         raise _refusal(view, cfg, index, "doesn't count from the start of its section")
     found: dict[int, int] = {}
-    for at, key in _definitions(view, cfg, index):
+    for at, key in definitions(view, cfg, index):
         text = view.facts(at).text.rstrip(" ;")
         load = _LOAD.match(text)
         if load is None or load[3] != "2" or (load[1], int(load[2])) != key:
@@ -111,7 +111,7 @@ def _bias(view: CodeView, cfg: Cfg, load: int, register: str | None) -> int:
     file = "UR" if register.startswith("UR") else "R"
     found = set()
     try:
-        for at, key in _definitions(view, cfg, load, (file, int(register.removeprefix(file)))):
+        for at, key in definitions(view, cfg, load, (file, int(register.removeprefix(file)))):
             added = _ADDED.match(view.facts(at).text.rstrip(" ;"))
             found.add(int(added[3], 16) if added and (added[1], int(added[2])) == key else 0)
     except UnsupportedError:
@@ -119,8 +119,10 @@ def _bias(view: CodeView, cfg: Cfg, load: int, register: str | None) -> int:
     return found.pop() if len(found) == 1 else 0
 
 
-def _definitions(view: CodeView, cfg: Cfg, index: int, operand: Key | None = None) -> list[tuple[int, Key]]:
-    """The instructions that the register ``index`` reads may come from, on every path, copies followed."""
+def definitions(view: CodeView, cfg: Cfg, index: int, operand: Key | None = None) -> list[tuple[int, Key]]:
+    """The instructions that the register ``index`` reads (or ``operand``) may come from, on every path, copies
+    followed, each with the register it writes. Raises UnsupportedError where that can't be told.
+    """
     key = operand or next(((use.file, use.first) for use in view.facts(index).reads() if use.file in ("R", "UR")), None)
     if key is None:
         raise _refusal(view, cfg, index, "has no register")
@@ -160,7 +162,7 @@ def address_loads(view: CodeView, cfg: Cfg, index: int) -> set[int]:
     """
     places = set()
     try:
-        for at, key in _definitions(view, cfg, index):
+        for at, key in definitions(view, cfg, index):
             text = view.facts(at).text.rstrip(" ;")
             load = _LOAD.match(text)
             if load is None or load[3] != "4" or (load[1], int(load[2])) != key:
@@ -177,12 +179,18 @@ def _bases(view: CodeView, cfg: Cfg, index: int, register: str | None) -> set[in
         return {0}
     file = "UR" if register.startswith("UR") else "R"
     found = set()
-    for at, key in _definitions(view, cfg, index, (file, int(register.removeprefix(file)))):
-        number = _NUMBER.match(view.facts(at).text.rstrip(" ;"))
-        if number is None or (number[1], int(number[2])) != key:
+    for at, key in definitions(view, cfg, index, (file, int(register.removeprefix(file)))):
+        value = number_of(view, at, key)
+        if value is None:
             raise _refusal(view, cfg, index, f"is indexed by what instruction {at} computes")
-        found.add(int(number[3], 16))
+        found.add(value)
     return found
+
+
+def number_of(view: CodeView, index: int, key: Key) -> int | None:
+    """The number that a plain move puts into the register ``key``; None for other instructions."""
+    match = _NUMBER.match(view.facts(index).text.rstrip(" ;"))
+    return int(match[3], 16) if match and (match[1], int(match[2])) == key else None
 
 
 def displacement(text: str) -> tuple[str, int]:
@@ -251,7 +259,9 @@ def shifted_load(isa: Isa, words: Words, index: int, stride: int) -> int:
 
 
 def _sum(register: str | None, offset: int) -> str:
-    return f"{register}+{offset:#x}" if register and not register.endswith("Z") else f"{offset:#x}"
+    if register is None or register.endswith("Z"):
+        return f"{offset:#x}"
+    return f"{register}+{offset:#x}" if offset else register
 
 
 def table_place(text: str) -> tuple[str, int] | None:

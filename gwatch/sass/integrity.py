@@ -50,7 +50,8 @@ class Rewrite:
     instructions that load a return address, with the address. ``count``: words before padding. ``tables``: the loads
     from tables of code offsets; the moved tables stand ``stride`` bytes behind the old ones. ``survivors``: where code
     outside the cubin may run and come back, the registers that it leaves alone; None where none runs. ``kept``: the
-    registers that inserted code keeps from one place to the next.
+    registers that inserted code keeps from one place to the next. ``origins``: instructions that load the place of an
+    LEPC -> that LEPC.
     """
 
     view: CodeView
@@ -68,6 +69,7 @@ class Rewrite:
     stride: int = 0
     survivors: frozenset[Key] | None = None
     kept: frozenset[Key] = frozenset()
+    origins: dict[int, int] = field(default_factory=dict)
 
     def reached(self, target: int, plain: bool = False) -> int:
         """Where something that reaches original instruction ``target`` must now lead: the first word inserted before
@@ -136,7 +138,7 @@ class OriginalsChecker:
         self._reuse(old, new, differs, followed)
         relative = set(self.old.cfg.flow.relative().tolist())
         for index in np.flatnonzero((differs != 0).any(axis=1)).tolist():
-            if index in self.old.returns:
+            if index in self.old.returns or index in self.old.origins:
                 differs[index, 0] &= ~_IMMEDIATE_LOW
             indirect = index in self.old.tables.branches or (self.old.stride and index in self.old.tables.loads)
             if index not in relative and not indirect and differs[index].any():
@@ -151,6 +153,15 @@ class OriginalsChecker:
                     int(self.place[index]),
                     "return-address",
                     f"instruction {index} loads return address {value:#x}, not {wanted:#x}",
+                )
+
+        for index, lepc in self.old.origins.items():
+            value = int(new[index, 0] >> np.uint64(32))
+            if value != int(self.place[lepc]) * self.size:
+                self._report(
+                    int(self.place[index]),
+                    "return-address",
+                    f"instruction {index} says that instruction {lepc} stands at {value:#x}",
                 )
 
     def _reuse(self, old: Words, new: Words, differs: Words, followed: npt.NDArray[np.bool_]) -> None:

@@ -24,6 +24,7 @@ import numpy.typing as npt
 from gwatch.errors import GWatchError, UnsupportedError
 from gwatch.sass.cfg import OUTSIDE, Cfg, Flow, Words, build_cfg, word_at
 from gwatch.sass.indirect import Tables, find_table_loads, moved_branch, shifted_load
+from gwatch.sass.pcs import computed_returns
 from gwatch.sass.stack import saved_from
 from gwatch.sass.uses import CodeView
 
@@ -122,6 +123,11 @@ def _sources(
             continue
         seen.add((at, wanted))
         facts = view.facts(at)
+        if not facts.complete and facts.may_touch("R", wanted):
+            raise UnsupportedError(
+                "return-address",
+                f"instruction {index} returns to what instruction {at} may write, which can't be read completely",
+            )
         if not any(use.file == "R" and use.covers(wanted) for use in facts.writes()):
             stack.extend((before, wanted) for before in _before(view, cfg, at, wanted))
             continue
@@ -189,16 +195,18 @@ def place_words(
     returns: Mapping[int, int],
     tables: Tables | None = None,
     stride: int = 0,
+    origins: Mapping[int, int] | None = None,
 ) -> Moved:
     """The original ``words`` in their new places, with every code position in them re-encoded.
 
-    ``returns`` is what :func:`return_addresses` found, ``tables`` what
+    ``returns`` is what :func:`return_addresses` found, ``origins`` the immediates that hold the place of an LEPC
+    (:mod:`gwatch.sass.pcs`), ``tables`` what
     :func:`~gwatch.sass.indirect.find_table_loads` found, ``stride`` by how many bytes the moved tables stand behind
     the old ones (0: in their place). Raises UnsupportedError ``[branch-outside]`` for a relative target outside the
     section, ``[jump-table]`` or ``[indirect-call]`` for one that is in no list, and whatever the ISA refuses.
     """
     size = isa.arch.instruction_size
-    _refuse(isa, words, cfg)
+    _refuse(isa, words, cfg, frozenset((origins or {}).values()))
     out = np.zeros((layout.count, 2), np.uint64)
     kept = layout.place_map >= 0
     out[layout.place_map[kept]] = words[kept]
@@ -235,10 +243,15 @@ def place_words(
         if place >= 0 and value != address:
             out[place, 0] = np.uint64(int(words[index, 0]) & 0xFFFFFFFF | value << _IMMEDIATE_SHIFT)
             moved_returns.append(index)
+    for index, lepc in (origins or {}).items():
+        place, origin = int(layout.place_map[index]), int(layout.place_map[lepc])
+        if place >= 0:
+            value = origin * size
+            out[place, 0] = np.uint64(int(words[index, 0]) & 0xFFFFFFFF | value << _IMMEDIATE_SHIFT)
     return Moved(out, layout, tuple(sorted(branches)), tuple(moved_returns), tuple(loads))
 
 
-def _refuse(isa: Isa, words: Words, cfg: Cfg) -> None:
+def _refuse(isa: Isa, words: Words, cfg: Cfg, followed: frozenset[int]) -> None:
     size = isa.arch.instruction_size
     flow = cfg.flow
     for index in np.flatnonzero(flow.target == OUTSIDE).tolist():
@@ -254,7 +267,8 @@ def _refuse(isa: Isa, words: Words, cfg: Cfg) -> None:
         )
     for index in np.flatnonzero((flow.kind == Flow.CALL_OUT) | (flow.kind == Flow.REFERENCE)).tolist():
         opcode = isa.decode(word_at(words, index), pc=index * size).opcode
-        if flow.target[index] < 0 and ("REL" in opcode.split(".") or flow.kind[index] == Flow.REFERENCE):
+        names = "REL" in opcode.split(".") or flow.kind[index] == Flow.REFERENCE
+        if names and flow.target[index] < 0 and index not in followed:
             raise UnsupportedError(
                 "pc-arithmetic",
                 f"instruction {index} (0x{index * size:x}) is {opcode} without a "
@@ -295,8 +309,9 @@ def move_words(
     cfg = build_cfg(isa, words, entries, jumps, callees)
     tables = find_table_loads(view, cfg, bank)
     refuse_relative_returns(view, cfg)
-    returns = return_addresses(view, cfg, relocated)
-    bad = deleted & returns.keys()
+    computed = computed_returns(view, cfg)
+    returns = return_addresses(view, cfg, relocated) | computed.returns
+    bad = deleted & {*returns, *computed.origins, *computed.origins.values()}
     if bad:
         raise UnsupportedError(
             "return-address", f"instruction {min(bad)} loads a return address: it can't be deleted"
@@ -304,7 +319,7 @@ def move_words(
     layout = plan_layout(
         len(words), {index: len(items) for index, items in inserted.items()}, deleted=deleted
     )
-    moved = place_words(isa, words, cfg, layout, returns, tables)
+    moved = place_words(isa, words, cfg, layout, returns, tables, origins=computed.origins)
     for index, items in inserted.items():
         start = int(layout.target_map[index])
         for offset, word in enumerate(items):
