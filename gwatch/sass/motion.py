@@ -26,13 +26,15 @@ from gwatch.sass.cfg import OUTSIDE, Cfg, Flow, Words, build_cfg, word_at
 from gwatch.sass.indirect import Tables, find_table_loads, moved_branch, shifted_load
 from gwatch.sass.pcs import computed_returns
 from gwatch.sass.stack import saved_from
-from gwatch.sass.uses import CodeView
+from gwatch.sass.uses import CodeView, WordFacts
 
 if TYPE_CHECKING:
     from gwatch.sass.isa import Isa
 
 Indices = npt.NDArray[np.int64]
 _IMMEDIATE_SHIFT = 32
+_FIRST_OPERAND = re.compile(r"(?:@!?U?P\w+ )?\S+ R(\d+)\b")
+_WIDEST = 16
 _MOVE_IMMEDIATE = re.compile(r"(?:MOV|IMAD\.MOV(?:\.U32)?) R(\d+),(?: RZ, RZ,)? (0x[0-9a-f]+)(?:, 0xf)?$")
 _MOVE_REGISTER = re.compile(r"(?:MOV|IMAD\.MOV(?:\.U32)?) R(\d+),(?: RZ, RZ,)? R(\d+)(?:, 0xf)?$")
 
@@ -123,7 +125,7 @@ def _sources(
             continue
         seen.add((at, wanted))
         facts = view.facts(at)
-        if not facts.complete and facts.may_touch("R", wanted):
+        if _may_write(facts, wanted):
             raise UnsupportedError(
                 "return-address",
                 f"instruction {index} returns to what instruction {at} may write, which can't be read completely",
@@ -151,6 +153,15 @@ def _sources(
         if facts.guard != (7, False):
             stack.extend((before, wanted) for before in _before(view, cfg, at, wanted))
     return out
+
+
+def _may_write(facts: WordFacts, register: int) -> bool:
+    """Whether a word whose uses aren't all known may write ``register`` beside the writes that are."""
+    # A barrier register moves to or from one register, which is known.
+    if facts.complete or facts.mnemonic == "BMOV":
+        return False
+    first = _FIRST_OPERAND.match(facts.text)
+    return not facts.known or (first is not None and 0 <= register - int(first[1]) < _WIDEST)
 
 
 def _before(view: CodeView, cfg: Cfg, index: int, register: int) -> list[int]:
