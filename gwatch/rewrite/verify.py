@@ -244,21 +244,23 @@ class _Comparison:
 
     def _records(self, before: Attribute, after: Attribute) -> None:
         """Branch by branch: the instruction itself, a tag, and how many targets, each the first line before it."""
-        copies = [(lambda index: self.place[index], lambda index: self.target[index])]
-        twin = self.result.twin
-        if twin is not None:
-            copies.append((lambda index: twin + index, lambda index: twin + index))
         wanted: list[int] = []
-        for place, target in copies:
+        for copy in range(1 if self.result.twin is None else 2):
+            start = (self.result.twin or 0) if copy else None
             words = list(before.words)
             while words:
                 branch, tag, count = words[:3]
-                wanted += [place(branch // SIZE) * SIZE, tag, count]
-                wanted += [target(word // SIZE) * SIZE for word in words[3 : 3 + count]]
+                wanted += [self._new_place(branch // SIZE, self.place, start) * SIZE, tag, count]
+                wanted += [self._new_place(word // SIZE, self.target, start) * SIZE for word in words[3 : 3 + count]]
                 self.offsets += 1 + count
                 words = words[3 + count :]
         if wanted != list(after.words):
             raise self.fail("the lists of jump tables do not name the instructions they named")
+
+    @staticmethod
+    def _new_place(index: int, places: list[int], start: int | None) -> int:
+        """Where instruction ``index`` is now: by the map, or in the copy that begins at ``start``."""
+        return places[index] if start is None else start + index
 
     def _offsets(self, before: Attribute, after: Attribute) -> None:
         width, columns = _OFFSETS[before.code]
