@@ -14,6 +14,7 @@ import argparse
 import json
 import sys
 import time
+from collections import defaultdict
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -91,11 +92,14 @@ def main() -> int:
         return 2
     log(f"{' '.join(p.arch for p in probers)}: {len(words)} distinct compiler words")
     own: set[int] = set()
+    of_own: dict[str, set[int]] = defaultdict(set)
     if not options.no_own_sources:
         groups = (own_kernels(statements()), late_kernels(), last_kernels())
         for name, kernels in product([arch.name, *options.own], groups):
-            own |= words_once(own_inputs(name, kernels), partial(own_words, name, kernels)) \
+            made = words_once(own_inputs(name, kernels), partial(own_words, name, kernels)) \
                 if options.cache else own_words(name, kernels)
+            own |= made
+            of_own[name] |= plain(made)
         words |= plain(own)
         log(f"{len(own)} words of own sources, {len(words)} distinct words in all")
     facts = control_facts((p for n in numbers for p in cubins(corpora, n, options.exclude)), own)
@@ -104,7 +108,8 @@ def main() -> int:
                                        not options.no_effects))
     output = options.output or ROOT / "isa" / f"{arch.table}.jsonl"
     for prober in probers:
-        family.learn(prober, words, of_number[arch_by_name(prober.arch).number], facts)
+        native = {*of_number[arch_by_name(prober.arch).number], *of_own[prober.arch]}
+        family.learn(prober, words, native, facts)
         models = family.models()
         text = table.dump({"arch": arch.table, "nvdisasm": version(), "targets": family.targets}, models)
         table.write(output.with_suffix(".part"), text)
