@@ -50,6 +50,7 @@ def main() -> int:
         matmul,
         process,
         records,
+        registers,
         scopes,
         state,
         values,

@@ -1,16 +1,24 @@
 """The snippets of the tracer: prologue, record, exit pair. Plain SASS text like any user's snippet.
 
 State from the prologue to the last site: ``%off`` (running byte offset of the lane, whose high bits are its
-sequence), ``%base`` (the lane's first slot, low address word), ``%addr`` (an address pair whose high word
-never changes), ``%rec`` (the record's registers, shared by all sites so that one read scoreboard covers them)
-and the uniform pair ``%desc`` (the global-memory descriptor); for exit pairs also the uniform ``%head`` (the
-warp's header).
+sequence), ``%base`` (the lane's first slot, low address word), the high word of ``%addr`` (an address pair), and the
+uniform pair ``%desc`` (the global-memory descriptor); for exit pairs also the uniform ``%head`` (the warp's header).
+``%rec`` (the record) and the low word of ``%addr`` are scratch that all sites share where they can, so that one read
+scoreboard covers them.
+
+Where the kernel has few registers to spare, two shapes (:class:`Shape`) keep less per thread: what is the same for the
+whole warp, the address of its chunk, lives in uniform registers; and the lane's part of the address moves into the low
+bits of ``%off``. On architectures whose stores take a 32-bit offset from a uniform address (``Arch.offset_stores``)
+that costs no instruction, and one; elsewhere one, and four.
 
 A record reads the clock first: it's the time at which the site's instruction could have issued. It waits for
 nothing.
 """
 
 from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
 
 from gwatch.rewrite.ring import (
     CANARY,
@@ -29,9 +37,81 @@ CLOCK_REGISTERS = {"gpu": "SR_GLOBALTIMERLO", "sm": "SR_CLOCKLO", "anchor": "SR_
 # Of two pairs read in a row at most one is held up by an instruction fetch: they span no more than two lines
 # of code.
 _SECOND_PAIR = "CS2R.32 %dim, SR_CLOCKLO; CS2R.32 %dim+1, SR_GLOBALTIMERLO"
-STATE = ("off", "base", "addr", "rec", "desc")
-
 _LANE_BITS = LANES.bit_length() - 1
+
+
+class Shape(enum.Enum):
+    """What of a thread's state is in general registers: PLAIN ``%off``, ``%base`` and the address' high word; SHARED
+    not the high word (``%base`` is the lane's part alone where stores take offsets); LEAN ``%off`` alone, which then
+    has the lane's part in its low bits.
+    """
+
+    PLAIN = "plain"
+    SHARED = "shared"
+    LEAN = "lean"
+
+
+def shapes(fmt: RingFormat) -> tuple[Shape, ...]:
+    """The shapes that records of ``fmt`` may have, the cheapest first."""
+    lean = () if fmt.keep is Keep.FIRST else (Shape.LEAN,)
+    return (Shape.PLAIN, Shape.SHARED, *lean)
+
+
+@dataclass(frozen=True, slots=True)
+class StateRegister:
+    """One register group to reserve: ``kept`` are the elements that live from site to site."""
+
+    name: str
+    width: int
+    file: str
+    kept: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Recorder:
+    """What the snippets of one trace have in common: clock, ring format, and the shape of the state."""
+
+    arch: Arch
+    fmt: RingFormat
+    clock: str
+    shape: Shape = Shape.PLAIN
+
+    @property
+    def head(self) -> bool:
+        """Whether exits leave clock pairs in the warp's header."""
+        return self.clock == "anchor"
+
+    @property
+    def offsets(self) -> bool:
+        """Whether stores add a 32-bit offset to the chunk's address in uniform registers."""
+        return self.shape is not Shape.PLAIN and self.arch.offset_stores
+
+    def state_registers(self) -> list[StateRegister]:
+        """What the snippets share."""
+        plain, lean = self.shape is Shape.PLAIN, self.shape is Shape.LEAN
+        found = [
+            StateRegister("rec", record_width(self.fmt, self.clock), "R", ()),
+            StateRegister("addr", 1 if self.offsets else 2, "R", (1,) if plain else ()),
+            StateRegister("off", 1, "R", (0,)),
+        ]
+        if not lean:
+            found.append(StateRegister("base", 1, "R", (0,)))
+        uniform = [("desc", 2)]
+        if self.offsets:
+            uniform.append(("chunk", 2))
+        elif not plain:
+            uniform.append(("high", 1))
+            if lean:
+                uniform.append(("chunk", 1))
+        if self.head:
+            uniform.append(("head", 2 if self.offsets else 1))
+        found += [StateRegister(name, width, "UR", tuple(range(width))) for name, width in uniform]
+        return found
+
+    def state(self, *names: str) -> tuple[str, ...]:
+        """Those of ``names`` that this shape has."""
+        known = {item.name for item in self.state_registers()}
+        return tuple(name for name in names if name in known)
 
 
 def record_width(fmt: RingFormat, clock: str) -> int:
@@ -39,13 +119,13 @@ def record_width(fmt: RingFormat, clock: str) -> int:
     return 4 if clock == "anchor" else fmt.record_bytes // 4
 
 
-def prologue(arch: Arch, fmt: RingFormat, descriptor: int, head: bool) -> Snippet:
+def prologue(recorder: Recorder, descriptor: int) -> Snippet:
     """Runs once per warp at the kernel's entry, where nothing is live.
 
-    ``descriptor`` is the descriptor's offset in constant bank 3, ``head`` whether exit pairs need the
-    header's address. Unarmed kernels, CTAs without a slot and warps past the ring's shape go on in the
-    untouched copy of the code.
+    ``descriptor`` is the descriptor's offset in constant bank 3. Unarmed kernels, CTAs without a slot and warps past
+    the ring's shape go on in the untouched copy of the code.
     """
+    arch, fmt, head, shape = recorder.arch, recorder.fmt, recorder.head, recorder.shape
     assert arch.descriptor_offset is not None
     block, grid = arch.launch_dims_offset, arch.grid_dims_offset
     fields = DESCRIPTOR_DTYPE.fields
@@ -55,6 +135,16 @@ def prologue(arch: Arch, fmt: RingFormat, descriptor: int, head: bool) -> Snippe
     def armed(name: str) -> str:
         return _constant(3, descriptor + fields[name][1])
 
+    if shape is Shape.LEAN or recorder.offsets:
+        # The lane's part and the chunk's stay apart.
+        lane = "off" if shape is Shape.LEAN else "base"
+        place = f"IMAD %ring, %a+1, {fmt.chunk_bytes:#x}, %ring; MOV %{lane}, {fmt.record_bytes:#x}"
+        place += f"; IMAD %{lane}, %a, %{lane}, RZ"
+        constants = f"R2UR %chunk, %ring; R2UR {'%chunk+1' if recorder.offsets else '%high'}, %ring+1"
+    else:
+        place = f"IMAD %base, %a+1, {fmt.chunk_bytes:#x}, %ring; IMAD %base, %a, {fmt.record_bytes:#x}, %base"
+        constants = "MOV %addr+1, %ring+1" if shape is Shape.PLAIN else "R2UR %high, %ring+1"
+    heads = "R2UR %head, %head_at" + ("; R2UR %head+1, %head_at+1" if recorder.offsets else "")
     second = f"STG.E.EF.64 desc[%desc][%head_at.64+{header['clock_in2'][1]:#x}], %dim"
     lines = f"""
         LDC.64 %ring, {armed("ring")}
@@ -90,15 +180,14 @@ def prologue(arch: Arch, fmt: RingFormat, descriptor: int, head: bool) -> Snippe
         @%out BRA {{original}}
         IMAD %a+1, %b+2, %limit+1, %a+1          // warp of the ring
         LOP3.LUT %a, %a, {LANES - 1:#x}, RZ, 0xc0, !PT
-        IMAD %base, %a+1, {fmt.chunk_bytes:#x}, %ring
-        IMAD %base, %a, {fmt.record_bytes:#x}, %base
+        {place}
         IMAD %head_at, %a+1, {HEADER_BYTES:#x}, %head_at
-        MOV %addr+1, %ring+1
-        MOV %off, RZ
+        {constants}
+        {"" if shape is Shape.LEAN else "MOV %off, RZ"}
         MOV %b, {CANARY:#x}
         S2R %b+1, SR_VIRTUALSMID
         VOTE.ANY %b+2, PT, PT
-        {"R2UR %head, %head_at" if head else ""}
+        {heads if head else ""}
         STG.E.EF.128 desc[%desc][%head_at.64+{header["canary"][1]:#x}], %b
         CS2R %a, SR_CLOCKLO
         CS2R %a+2, SR_GLOBALTIMERLO
@@ -106,11 +195,12 @@ def prologue(arch: Arch, fmt: RingFormat, descriptor: int, head: bool) -> Snippe
         STG.E.EF.128 desc[%desc][%head_at.64], %a
         {second if head else ""}
     """
+    high = ("addr",) if shape is Shape.PLAIN else ()
     return Snippet(
         lines,
         registers={"ring": 2, "head_at": 2, "table": 2, "limit": 2, "dim": 2, "dim2": 2, "a": 4, "b": 4},
         predicates=("out",),
-        state=("off", "base", "addr", "desc", *(("head",) if head else ())),
+        state=recorder.state("off", "base", "high", "chunk", "desc", "head", *high),
         name="ring prologue",
     )
 
@@ -121,9 +211,7 @@ def _constant(bank: int, offset: int) -> str:
 
 
 def record(
-    arch: Arch,
-    fmt: RingFormat,
-    clock: str,
+    recorder: Recorder,
     value: str = "none",
     pair: bool = False,
     warp_level: bool = False,
@@ -135,11 +223,12 @@ def record(
     instruction ("P0", "!UP1"), where only lanes for which it is true record. ``warp_level``: one of the lanes
     that would record is elected, anew each time.
     """
+    fmt, lean = recorder.fmt, recorder.shape is Shape.LEAN
     uniform = "U" in guard
     # A vector instruction can't be guarded by a uniform predicate: copy it.
     wanted = "%run" if uniform else "%guard" if guard else "PT"
     store = "@%elected " if warp_level else f"@{wanted} " if guard else ""
-    elect_free = warp_level and not guard and arch.has_elect
+    elect_free = warp_level and not guard and recorder.arch.has_elect
     wide = fmt.kind is not RecordKind.NARROW
     tag = "%rec+2" if fmt.kind is RecordKind.LONG else "%rec+1"
     full = fmt.kind is RecordKind.LONG or value not in ("none", "smid") or pair
@@ -147,7 +236,7 @@ def record(
     # ELECT first: a predicate takes longest to reach a guard.
     lines = ["ELECT %elected, URZ, PT"] if elect_free else []
     lines += [f"PLOP3.LUT %run, PT, PT, PT, {guard}, 0x80, 0x0"] if uniform else []
-    lines.append(f"{read} %rec, {CLOCK_REGISTERS[clock]}")
+    lines.append(f"{read} %rec, {CLOCK_REGISTERS[recorder.clock]}")
     place = "%rec+3" if fmt.kind is RecordKind.LONG else "%rec+2"
     timer = value in ("ns", "ns:64")
     if timer:
@@ -156,38 +245,56 @@ def record(
     if pair and value != "ns:64" and not (timer and place == "%rec+3"):
         lines.append("CS2R.32 %rec+3, SR_GLOBALTIMERLO")
     if warp_level and not elect_free:
-        lines += _elect_lowest(fmt, tag, wanted)
+        lines += _elect_lowest(fmt, tag, wanted, "%off" if lean else "%base")
     if not timer:
         lines += _value(value, place, wanted)
-    lines.append(f"LOP3.LUT {tag}, %off, {{site}}, RZ, 0xfc, !PT")
-    if fmt.keep is Keep.NEWEST:
-        lines.append(f"LOP3.LUT %addr, %off, {fmt.mask:#x}, %base, 0xea, !PT")
-    else:
-        lines += [f"VIMNMX.U32 %addr, %off, {fmt.limit:#x}, PT", "IADD3 %addr, %addr, %base, RZ"]
+    lines += _address(recorder, tag)
     # Without x and y the low half of a wide record says all.
     width = 128 if wide and full else 64
-    lines.append(f"{store}STG.E.EF.{width} desc[%desc][%addr.64], %rec")
+    target = "[%addr.U32+%chunk]" if recorder.offsets else "desc[%desc][%addr.64]"
+    lines.append(f"{store}STG.E.EF.{width} {target}, %rec")
     lines.append(f"{store}IADD3 %off, %off, {fmt.step:#x}, RZ")
     return Snippet(
         "\n".join(lines),
         predicates=(*(("elected",) if warp_level else ()), *(("run",) if uniform else ())),
-        state=STATE,
+        state=recorder.state("off", "base", "high", "chunk", "addr", "rec", "desc"),
         inherit_guard=wanted == "%guard",
-        name=f"{clock} record",
+        name=f"{recorder.clock} record",
     )
 
 
-def _elect_lowest(fmt: RingFormat, mask: str, wanted: str) -> list[str]:
+def _address(recorder: Recorder, tag: str) -> list[str]:
+    """Lines that make the record's tag and its address."""
+    fmt, lean = recorder.fmt, recorder.shape is Shape.LEAN
+    low = fmt.step - 1
+    lines = []
+    if lean:
+        # %off has the lane's part of the address where the tag has the site.
+        lines.append(f"LOP3.LUT {tag}, %off, {0xFFFFFFFF - low:#x}, RZ, 0xc0, !PT")
+        lines.append(f"LOP3.LUT %addr, %off, {fmt.mask | low:#x}, RZ, 0xc0, !PT")
+    if recorder.shape is not Shape.PLAIN and not recorder.offsets:
+        lines.append("MOV %addr+1, %high")
+    lines.append(f"LOP3.LUT {tag}, {tag if lean else '%off'}, {{site}}, RZ, 0xfc, !PT")
+    if lean:
+        lines += [] if recorder.offsets else ["LOP3.LUT %addr, %addr, %chunk, RZ, 0xfc, !PT"]
+    elif fmt.keep is Keep.NEWEST:
+        lines.append(f"LOP3.LUT %addr, %off, {fmt.mask:#x}, %base, 0xea, !PT")
+    else:
+        lines += [f"VIMNMX.U32 %addr, %off, {fmt.limit:#x}, PT", "IADD3 %addr, %addr, %base, RZ"]
+    return lines
+
+
+def _elect_lowest(fmt: RingFormat, mask: str, wanted: str, base: str) -> list[str]:
     """Elect the lowest lane for which ``wanted`` holds; ``mask`` is a register of the record not yet in use.
 
-    The lane's number is in the low bits of its base address, which is aligned to one slot of the warp.
+    The lane's number is in the low bits of ``base``, the rest of which is a multiple of one slot of the warp.
     """
     shift = fmt.record_bytes.bit_length() - 1
     return [
         f"VOTE.ANY {mask}, PT, {wanted}",
         f"IADD3 %addr, -{mask}, RZ, RZ",
         f"LOP3.LUT {mask}, {mask}, %addr, RZ, 0xc0, !PT",
-        f"SHF.R.U32.HI %addr, RZ, {shift:#x}, %base",
+        f"SHF.R.U32.HI %addr, RZ, {shift:#x}, {base}",
         f"SHF.R.W.U32 {mask}, {mask}, %addr, RZ",
         f"ISETP.EQ.U32.AND %elected, PT, {mask}, 0x1, PT",
     ]
@@ -211,21 +318,26 @@ def _value(value: str, place: str, wanted: str) -> list[str]:
     return lines
 
 
-def exit_pair(guarded: bool) -> Snippet:
+def exit_pair(recorder: Recorder, guarded: bool) -> Snippet:
     """Before an EXIT: the low words of both clocks, twice, into the warp's header."""
     fields = HEADER_DTYPE.fields
     assert fields is not None
-    store = "@%guard " if guarded else ""
+    out = f"{fields['clock_out'][1]:#x}"
+    if recorder.offsets:
+        address, target = "MOV %addr, RZ", f"[%addr.U32+%head+{out}]"
+    else:
+        high = "" if recorder.shape is Shape.PLAIN else "; MOV %addr+1, %high"
+        address, target = f"MOV %addr, %head{high}", f"desc[%desc][%addr.64+{out}]"
     return Snippet(
         f"""
         CS2R.32 %rec, SR_CLOCKLO
         CS2R.32 %rec+1, SR_GLOBALTIMERLO
         CS2R.32 %rec+2, SR_CLOCKLO
         CS2R.32 %rec+3, SR_GLOBALTIMERLO
-        MOV %addr, %head
-        {store}STG.E.EF.128 desc[%desc][%addr.64+{fields["clock_out"][1]:#x}], %rec
+        {address}
+        {"@%guard " if guarded else ""}STG.E.EF.128 {target}, %rec
         """,
-        state=("addr", "rec", "desc", "head"),
+        state=recorder.state("addr", "rec", "desc", "head", "high"),
         inherit_guard=guarded,
         name="exit pair",
     )

@@ -14,7 +14,7 @@ from gwatch.errors import GWatchError, SiteError, TraceError
 if TYPE_CHECKING:
     from gwatch.cuda.binary.cubin import Cubin
     from gwatch.cuda.binary.kernel import KernelDef
-    from gwatch.rewrite.result import Rewritten
+    from gwatch.rewrite.result import PlacedSite, Rewritten
     from gwatch.rewrite.trace import TracePlan
 
 _SITE_HELP = (
@@ -158,6 +158,7 @@ def _insert_snippet(cubin: Cubin, kernel: KernelDef, args: argparse.Namespace) -
             "value": "snippet",
             "instruction": placed.instruction,
             "registers": placed.registers,
+            **_cost(placed),
         }
         for number, placed in enumerate(rewritten.sites)
     ]
@@ -165,9 +166,21 @@ def _insert_snippet(cubin: Cubin, kernel: KernelDef, args: argparse.Namespace) -
     return 0
 
 
+def _cost(placed: PlacedSite) -> dict[str, Any]:
+    """How a site's registers were had and what its code costs."""
+    return {
+        "lines": placed.count,
+        "issue_cycles": placed.cycles,
+        "waiting_lines": placed.waits,
+        "register_ways": placed.ways,
+        "saved": list(placed.saved),
+    }
+
+
 def _site_rows(plan: TracePlan) -> list[dict[str, Any]]:
     rows = []
-    for site in plan.site_map.sites:
+    # The first insertion is the prologue.
+    for site, placed in zip(plan.site_map.sites, plan.rewritten.sites[1:], strict=False):
         rows.append(
             {
                 "site": site.site_id,
@@ -180,6 +193,7 @@ def _site_rows(plan: TracePlan) -> list[dict[str, Any]]:
                 "line": f"{site.file}:{site.line}" if site.file else None,
                 "instruction": site.instruction,
                 "label": site.label,
+                **_cost(placed),
             }
         )
     return rows
@@ -199,6 +213,8 @@ def _report(cubin: Cubin, rewritten: Rewritten, size: int, output: Path) -> dict
         "bytes": {"before": len(cubin.data), "after": size},
         "instructions_inserted": int(rewritten.inserted.sum()),
         "state": rewritten.state,
+        "state_moves": list(rewritten.moves),
+        "local_bytes": rewritten.local_bytes,
         "moved": rewritten.moved,
         "reuse_cleared": [edit.index for edit in rewritten.edits],
         "check": rewritten.check,
@@ -235,7 +251,10 @@ def _print(report: dict[str, Any], as_json: bool) -> None:
     _write(
         f"registers  {registers['before']} -> {registers['after']}; "
         f"CTAs of {occupancy['threads_per_cta']} threads per SM {occupancy['before']} -> {occupancy['after']}"
+        + (" (FEWER: no dead register would do)" if occupancy["after"] < occupancy["before"] else "")
     )
+    for row in _register_rows(report):
+        _write(row)
     if "record" in report:
         record = report["record"]
         _write(
@@ -253,6 +272,24 @@ def _print(report: dict[str, Any], as_json: bool) -> None:
         _write("edited     operand reuse cleared on " + " ".join(map(str, report["reuse_cleared"])))
     _write(f"check      {report['check']}")
     _write(f"written    {report['output']}" + (f", {report['map']}" if "map" in report else ""))
+
+
+def _register_rows(report: dict[str, Any]) -> list[str]:
+    """How registers were had, sites alike in one line."""
+    kinds: dict[str, list[str]] = {}
+    for site in report["sites"]:
+        ways = sorted(set(site["register_ways"].values()))
+        text = f"{site['lines']} lines, {site['issue_cycles']} issue cycles"
+        text += f" and {site['waiting_lines']} wait" if site["waiting_lines"] else ""
+        text += f"; registers: {', '.join(ways)}" if ways else ""
+        text += f"; saved {' '.join(site['saved'])}" if site["saved"] else ""
+        kinds.setdefault(text, []).append(str(site["site"]))
+    rows = [f"cost       {text} (site {' '.join(sites)})" for text, sites in kinds.items()]
+    if report["state_moves"]:
+        rows.append(f"moves      {'; '.join(report['state_moves'])}")
+    if report["local_bytes"]:
+        rows.append(f"local      {report['local_bytes']} bytes a thread for saved registers")
+    return rows
 
 
 def _list(cubin: Cubin, kernel: KernelDef, args: argparse.Namespace) -> int:
@@ -297,12 +334,12 @@ def _list(cubin: Cubin, kernel: KernelDef, args: argparse.Namespace) -> int:
 def _free_registers(cubin: Cubin, kernel: KernelDef) -> dict[str, str]:
     """Registers that nothing in the kernel or its callees names, by file, as ranges."""
     from gwatch.rewrite.rewriter import Rewriter
-    from gwatch.sass.arch import allocated_registers
+    from gwatch.sass.arch import free_ceiling
 
     around = Rewriter(cubin, kernel).surroundings
     arch = cubin.arch
     first = around.first_free
-    step = allocated_registers(arch, kernel.register_count) - 3
+    step = free_ceiling(arch, kernel.register_count) - 3
     cost = (
         f"up to R{step} at no occupancy cost" if step >= first else "each costs occupancy or a register step"
     )

@@ -1,9 +1,7 @@
-"""Which physical registers inserted code gets.
+"""Register files, and the uniform registers and predicates of inserted code: those that no code which may run names.
 
-General registers come from R(n-2) upwards, n being the kernel's register count: a kernel that declares n
-registers names R0 .. R(n-3) at most, so nothing there is live in it or in the functions inside its section.
-The new count is the highest register + 3. Uniform registers and predicates are those that no code which may
-run names. Scratch of code at the kernel's entry may be any register: nothing is live there yet.
+Scratch predicates of code at the kernel's entry may be any: nothing is live there yet. General registers are a matter
+of :mod:`gwatch.rewrite.planning`.
 """
 
 from __future__ import annotations
@@ -68,61 +66,42 @@ class RegisterFile:
 
 @dataclass(slots=True)
 class Allocator:
-    """Registers for one rewritten kernel.
+    """Uniform registers and predicates for one rewritten kernel.
 
-    ``register_count`` is the kernel's own count, ``first_free`` the first general register that neither it
-    nor a function it may call names; ``busy_uniforms`` and ``busy_predicates`` are named by its code and its
-    callees'. Raises RegisterPressureError ``[registers]``, ``[uniform-registers]`` or ``[predicates]`` naming
-    the kernel and what was asked for.
+    ``busy_uniforms`` and ``busy_predicates`` are named by its code and its callees'. Raises RegisterPressureError
+    ``[uniform-registers]`` or ``[predicates]`` naming the kernel and what was asked for.
     """
 
     arch: Arch
     kernel: str
-    register_count: int
     busy_uniforms: frozenset[int]
     busy_predicates: frozenset[int]
     excluded: dict[str, frozenset[int]]
-    first_free: int
-    entry_general: RegisterFile = field(init=False)
     entry_predicate: RegisterFile = field(init=False)
-    general: RegisterFile = field(init=False)
     uniform: RegisterFile = field(init=False)
     predicate: RegisterFile = field(init=False)
 
     def __post_init__(self) -> None:
-        self.general = RegisterFile("R", self.first_free, self.arch.max_registers - SPARE, self.excluded["R"])
         self.uniform = RegisterFile("UR", 0, self.arch.uniform_zero, self.excluded["UR"] | self.busy_uniforms)
         self.predicate = RegisterFile(
             "P", 0, self.arch.predicate_true, self.excluded["P"] | self.busy_predicates
         )
-        # At the entry of a kernel nothing is live; R1 is left alone because it becomes the stack pointer.
-        self.entry_general = RegisterFile(
-            "R", 0, self.arch.max_registers - SPARE, self.excluded["R"] | {STACK_POINTER}
-        )
         self.entry_predicate = RegisterFile("P", 0, self.arch.predicate_true, self.excluded["P"])
 
     def take(self, file: str, width: int, name: str, entry: bool = False) -> int:
-        """``width`` aligned registers of ``file`` for the virtual register ``name``.
+        """``width`` aligned registers of ``file`` ("UR" or "P") for the virtual register ``name``.
 
-        ``entry``: needed only while the kernel is entered, so any register will do that is not taken
-        otherwise (take those that live longer first).
+        ``entry``: needed only while the kernel is entered, so any predicate will do that is not taken otherwise (take
+        those that live longer first).
         """
-        pool = {"R": self.general, "UR": self.uniform, "P": self.predicate}[file]
-        if entry and file != "UR":
-            other = pool
-            pool = self.entry_general if file == "R" else self.entry_predicate
-            pool.taken |= other.used
-        start = pool.take(width, descending=file != "R")
+        pool = self.uniform if file == "UR" else self.predicate
+        if entry and file == "P":
+            self.entry_predicate.taken |= pool.used
+            pool = self.entry_predicate
+        start = pool.take(width, descending=True)
         if start is not None:
             return start
         wanted = f"{self.kernel}: {width} {file} register{'s' * (width > 1)} for %{name}"
-        if file == "R":
-            raise RegisterPressureError(
-                "registers",
-                f"{wanted}: the kernel uses {self.register_count} of "
-                f"{self.arch.max_registers} and none above is left",
-                "excluding fewer registers or recording fewer values may help",
-            )
         if file == "UR":
             raise RegisterPressureError(
                 "uniform-registers", f"{wanted}: its code names or excludes every such group"
@@ -130,18 +109,12 @@ class Allocator:
         raise RegisterPressureError("predicates", f"{wanted}: its code names or excludes all of P0-P6")
 
     def keep_to(self, lasting: frozenset[tuple[str, int]] | None) -> None:
-        """Hand out only registers in ``lasting`` from now on; None: any again."""
-        limits = {"R": self.arch.max_registers, "UR": self.arch.uniform_zero}
-        for file, pool in (("R", self.general), ("UR", self.uniform)):
-            pool.barred = frozenset(
-                number for number in range(limits[file]) if lasting is not None and (file, number) not in lasting
-            )
-
-    @property
-    def new_count(self) -> int:
-        """The register count the rewritten kernel must declare."""
-        highest = max(self.general.used | self.entry_general.used, default=-1)
-        return max(self.register_count, highest + 1 + SPARE)
+        """Hand out only uniform registers in ``lasting`` from now on; None: any again."""
+        self.uniform.barred = frozenset(
+            number
+            for number in range(self.arch.uniform_zero)
+            if lasting is not None and ("UR", number) not in lasting
+        )
 
 
 def check_launchable(arch: Arch, kernel: str, before: int, after: int, max_threads: int | None) -> None:

@@ -14,7 +14,8 @@ Indices = npt.NDArray[np.int64]
 class PlacedSite:
     """One insertion: before original instruction ``index`` (-1: at the entry), ``instruction`` its text; the
     inserted words are ``first`` .. ``first + count - 1`` of the new code, with ``texts``. ``registers`` maps
-    the snippet's names to physical ones ("R40", "P6").
+    the snippet's names to physical ones ("R40", "P6"); ``ways`` says how each general one was had ("above the count",
+    "dead", "home", "saved"); ``saved`` names the registers of the kernel that are saved around the site.
     """
 
     index: int
@@ -25,6 +26,20 @@ class PlacedSite:
     texts: tuple[str, ...]
     controls: tuple[tuple[int, int, int, int, int], ...]
     registers: dict[str, str]
+    ways: dict[str, str] = field(default_factory=dict)
+    saved: tuple[str, ...] = ()
+
+    @property
+    def cycles(self) -> int:
+        """Issue cycles of its lines, waits aside."""
+        return sum(control[0] for control in self.controls)
+
+    @property
+    def waits(self) -> int:
+        """Lines that only wait: until a store has read registers that the kernel overwrites, or saved ones are back."""
+        return sum(
+            text == "NOP" and control[4] != 0 for text, control in zip(self.texts, self.controls, strict=True)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +60,9 @@ class Rewritten:
     and ``returns``: original indices whose target field or return-address immediate was re-encoded.
     ``moved``: kinds of address holders that the container moved, with how many. ``occupancy_*``: CTAs per SM
     for ``threads_per_cta`` threads and the static shared memory. ``scoreboards``: the ones inserted code takes (read,
-    write). ``check``: the hazard checker's summary. ``origins``: instructions that load the place of an LEPC -> that
-    LEPC.
+    write). ``moves``: where values of inserted code change registers ("%off R8 -> R223 before 210"). ``local_bytes``:
+    local memory a thread that saving registers takes. ``check``: the hazard checker's summary. ``origins``:
+    instructions that load the place of an LEPC -> that LEPC.
     """
 
     data: bytes
@@ -67,6 +83,8 @@ class Rewritten:
     branches: tuple[int, ...]
     returns: tuple[int, ...]
     edits: tuple[ReuseEdit, ...]
+    moves: tuple[str, ...]
+    local_bytes: int
     moved: dict[str, int]
     check: str
     origins: dict[int, int] = field(default_factory=dict)

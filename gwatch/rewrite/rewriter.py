@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gwatch.cuda.binary.relayout import Moved, TextEdit, apply_edit
+from gwatch.cuda.binary.stack import grow_stack
 from gwatch.errors import KernelError, SiteError, UnsupportedError
-from gwatch.rewrite.binding import Binder, Insertion
-from gwatch.rewrite.registers import Allocator, check_launchable, parse_excluded
+from gwatch.rewrite.binding import Binder, Bound, Insertion
+from gwatch.rewrite.homes import bits
+from gwatch.rewrite.planning import Effort, Group, Plan
+from gwatch.rewrite.registers import SPARE, Allocator, check_launchable, parse_excluded
 from gwatch.rewrite.result import PlacedSite, ReuseEdit, Rewritten
 from gwatch.rewrite.schedule import Key, Run, Scheduler
 from gwatch.rewrite.snippet import Snippet
@@ -40,6 +43,7 @@ DEFAULT_THREADS = 128
 class _Reserved:
     file: str
     width: int
+    kept: tuple[int, ...]
 
 
 class Rewriter:
@@ -74,6 +78,15 @@ class Rewriter:
         self._insertions: list[Insertion] = []
         self._surroundings: Surroundings | None = None
 
+    def another(self) -> Rewriter:
+        """A rewriter of the same kernel with nothing collected yet; what is known about the kernel is shared."""
+        other = object.__new__(Rewriter)
+        other.cubin, other.kernel, other.isa = self.cubin, self.kernel, self.isa
+        other._excluded = self._excluded
+        other._reserved, other._insertions = {}, []
+        other._surroundings = self.surroundings
+        return other
+
     @property
     def surroundings(self) -> Surroundings:
         """What is known about the kernel: control flow, register use, scoreboards, calls. Computed once."""
@@ -81,9 +94,12 @@ class Rewriter:
             self._surroundings = Surroundings(self.cubin, self.kernel, self.isa)
         return self._surroundings
 
-    def reserve(self, name: str, width: int = 1, file: str = "R") -> None:
-        """Ask for ``width`` aligned registers of ``file`` ("R" or "UR") that keep their value from the entry
-        to the last site; snippets name them in ``state=``. Raises SiteError ``[state-name]``.
+    def reserve(
+        self, name: str, width: int = 1, file: str = "R", kept: Iterable[int] | None = None
+    ) -> None:
+        """Ask for ``width`` aligned registers of ``file`` ("R" or "UR") that all insertions share; snippets name them
+        in ``state=``. Those of the elements ``kept`` (default: all) keep their value from the entry to the last site;
+        the others are scratch. Raises SiteError ``[state-name]``.
         """
         if name in self._reserved or file not in ("R", "UR") or width not in (1, 2, 4):
             raise SiteError(
@@ -91,7 +107,10 @@ class Rewriter:
                 f"state register {name!r} ({width} x {file})",
                 "each name once, width 1, 2 or 4, file R or UR",
             )
-        self._reserved[name] = _Reserved(file, width)
+        elements = tuple(range(width)) if kept is None else tuple(sorted(set(kept)))
+        if any(not 0 <= item < width for item in elements) or (file == "UR" and len(elements) < width):
+            raise SiteError("state-name", f"state register {name!r} keeps elements {elements} of {width}")
+        self._reserved[name] = _Reserved(file, width, elements)
 
     def insert(
         self,
@@ -147,12 +166,12 @@ class Rewriter:
             )
         self._insertions.append(Insertion(index, snippet, given, label or snippet.name))
 
-    def apply(self, twin: bool | None = None) -> Rewritten:
+    def apply(self, twin: bool | None = None, effort: Effort = Effort.ANY) -> Rewritten:
         """Plan, check, and build the new image.
 
         ``twin``: append an untouched copy of the code that ``{original}`` names (default: when a snippet
-        does). Raises RegisterPressureError, SiteError, UnsupportedError, EncodeError or HazardError; nothing
-        is changed then.
+        does). ``effort``: what general registers may cost. Raises RegisterPressureError, SiteError,
+        UnsupportedError, EncodeError or HazardError; nothing is changed then.
         """
         if not self._insertions:
             raise SiteError("no-site", f"nothing to insert into {self.kernel.name}")
@@ -168,34 +187,44 @@ class Rewriter:
         allocator = self._allocator()
         lasting = self._survivors()
         allocator.keep_to(lasting)
-        state = {
-            name: (item.file, allocator.take(item.file, item.width, name), item.width)
+        uniforms = {
+            name: (allocator.take("UR", item.width, name), item.width)
             for name, item in self._reserved.items()
+            if item.file == "UR"
         }
         allocator.keep_to(None)
-        binder = Binder(self.isa, self.kernel, around.view, allocator, state, around.idle_predicates)
-        runs, registers = binder.bind(self._insertions)
-        own = frozenset(
+        groups = {
+            name: Group(name, item.width, item.kept)
+            for name, item in self._reserved.items()
+            if item.file == "R"
+        }
+        lost = 0 if lasting is None else sum(1 << r for r in range(255) if ("R", r) not in lasting)
+        bound = Binder(around, allocator, groups, uniforms, effort, lost).bind(self._insertions)
+        runs, plan = bound.runs, bound.plan
+        own = frozenset(("R", number) for number in bits(plan.own)) | {
             (file, number)
-            for file, pool in (
-                ("R", allocator.general),
-                ("UR", allocator.uniform),
-                ("P", allocator.predicate),
-            )
+            for file, pool in (("UR", allocator.uniform), ("P", allocator.predicate))
             for number in pool.used
-        )
-        entry_only = (
-            frozenset(
-                (file, number)
-                for file, pool in (("R", allocator.entry_general), ("P", allocator.entry_predicate))
-                for number in pool.used
-            )
-            - own
-        )
+        }
+        named = {
+            (file, number)
+            for item, registers in zip(self._insertions, bound.registers, strict=True)
+            if item.index < 0
+            for file, numbers in registers.values()
+            if file != "UR"
+            for number in numbers
+        }
         kept = frozenset(
-            (file, number) for file, first, width in state.values() for number in range(first, first + width)
+            key
+            for run in runs
+            for line in run.lines
+            for key, value in line.claims.items()
+            if key in own and value.partition("+")[0] in self._reserved
         )
-        before, after = self.kernel.register_count, allocator.new_count
+        held = {("R", number) for number in bits(plan.held.get(-1, 0))}
+        entry_only = frozenset(named - own - held)
+        before = self.kernel.register_count
+        after = before if around.budgets.changes else max(before, plan.highest + 1 + SPARE)
         threads = around.max_threads
         check_launchable(self.cubin.arch, self.kernel.name, before, after, threads)
         latency = latency_for(self.cubin.arch.table)
@@ -213,7 +242,9 @@ class Rewriter:
             read_board,
             write_board,
             nop,
-            lasting is not None,
+            plan.boards,
+            lambda: around.flights,
+            frozenset(("R", number) for number in bits(plan.own & around.exposed)),
         ).schedule(runs)
         built = _Build(self, runs, bool(wants_twin or twin))
         check = check_rewrite(
@@ -236,6 +267,9 @@ class Rewriter:
                 lasting,
                 kept,
                 around.computed.origins,
+                built.claims,
+                around.callees,
+                {("R", register): value for value, register in plan.initial.items()},
             ),
         )
         edit = TextEdit(
@@ -246,7 +280,11 @@ class Rewriter:
             after if after != before else None,
         )
         holders = Moved()
-        data = apply_edit(self.cubin.data, edit, holders)
+        image = self.cubin.data
+        if plan.frame:
+            image = grow_stack(image, self.kernel.symbol.index, plan.frame)
+            holders.add("stack size")
+        data = apply_edit(image, edit, holders)
         used = threads or DEFAULT_THREADS
         return Rewritten(
             data=data,
@@ -256,8 +294,8 @@ class Rewriter:
             place_map=built.layout.place_map,
             twin=built.twin,
             inserted=built.inserted,
-            sites=built.sites(self._insertions, registers),
-            state={name: f"{file}{first}" for name, (file, first, _) in state.items()},
+            sites=built.sites(self._insertions, bound),
+            state=self._state(plan, uniforms),
             registers_before=before,
             registers_after=after,
             threads_per_cta=used,
@@ -268,6 +306,8 @@ class Rewriter:
             returns=built.returns,
             origins=dict(around.computed.origins),
             edits=built.edits,
+            moves=tuple(f"%{m.value} R{m.old} -> R{m.new} before {m.index}" for m in plan.moves),
+            local_bytes=plan.frame,
             moved=dict(sorted(holders.counts.items())),
             check=check,
         )
@@ -279,11 +319,9 @@ class Rewriter:
         return Allocator(
             self.cubin.arch,
             self.kernel.name,
-            self.kernel.register_count,
             around.named("UR") if "UR" in wants else frozenset(),
             around.named("P") if "P" in wants else frozenset(),
             self._excluded,
-            around.first_free,
         )
 
     def _survivors(self) -> frozenset[Key] | None:
@@ -292,6 +330,14 @@ class Rewriter:
         if self.surroundings.outside_call(sites) is None:
             return None
         return survivors(self.cubin.arch)
+
+    @staticmethod
+    def _state(plan: Plan, uniforms: Mapping[str, tuple[int, int]]) -> dict[str, str]:
+        """Each state register's value with the register it lives in, or all of them in turn."""
+        state = {
+            value: "/".join(f"R{register}" for register in registers) for value, registers in plan.homes.items()
+        }
+        return {**state, **{name: f"UR{first}" for name, (first, _) in uniforms.items()}}
 
 
 class _Build:
@@ -323,6 +369,7 @@ class _Build:
         self.twin = start if twin else None
         body = moved.words
         self.inserted = np.zeros(start + (len(words) if twin else 0), bool)
+        self.claims: dict[int, Mapping[Key, str]] = {}
         for run in runs:
             self._fill(body, run, start * self.isa.arch.instruction_size)
         self.edits = self._clear_reuse(body, words)
@@ -343,6 +390,7 @@ class _Build:
             word = self.isa.encode(text, control=line.control, pc=pc)
             body[first + offset] = word & (1 << 64) - 1, word >> 64
             self.inserted[first + offset] = True
+            self.claims[first + offset] = line.claims
 
     def _clear_reuse(self, body: Words, words: Words) -> tuple[ReuseEdit, ...]:
         edits = []
@@ -355,7 +403,7 @@ class _Build:
                 edits.append(ReuseEdit(index, int(control["reuse"][index])))
         return tuple(edits)
 
-    def sites(self, insertions: list[Insertion], registers: list[dict[str, str]]) -> tuple[PlacedSite, ...]:
+    def sites(self, insertions: list[Insertion], bound: Bound) -> tuple[PlacedSite, ...]:
         """Where each insertion went, in the order of the calls to insert()."""
         out = []
         for owner, item in enumerate(insertions):
@@ -373,6 +421,7 @@ class _Build:
                 for _, line in chosen
             )
             instruction = "" if item.index < 0 else self.around.view.facts(item.index).text
+            placement = bound.plan.placements[owner]
             out.append(
                 PlacedSite(
                     item.index,
@@ -382,7 +431,9 @@ class _Build:
                     len(chosen),
                     tuple(line.text for _, line in chosen),
                     controls,
-                    registers[owner],
+                    {name: f"{file}{numbers[0]}" for name, (file, numbers) in bound.registers[owner].items()},
+                    dict(placement.ways),
+                    tuple(f"R{register}" for register, _ in placement.saved),
                 )
             )
         return tuple(out)

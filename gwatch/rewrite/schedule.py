@@ -6,23 +6,26 @@ registers the read scoreboard, and the first later line that needs it waits: in 
 whichever runs next. So a store's sources are waited for where they are next overwritten, not behind the
 store. What a run reads from the kernel is waited for exactly (:func:`gwatch.sass.scoreboards.readiness`);
 what it lends to the kernel's own future writes (a kernel register that a store still reads) is waited for
-before the run ends.
+before the run ends, unless the kernel itself waits for the same scoreboard first.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from gwatch.errors import HazardError, UnsupportedError
-from gwatch.sass.cfg import Cfg
+from gwatch.sass.cfg import Cfg, Flow
 from gwatch.sass.control import NO_SCOREBOARD, Control
-from gwatch.sass.latency import LatencyTable, latency_class
+from gwatch.sass.flight import Flights
+from gwatch.sass.latency import UNKNOWN, LatencyTable, latency_class
 from gwatch.sass.scoreboards import Waits, producers, readiness
 from gwatch.sass.uses import CodeView, Use, WordFacts
 
 Key = tuple[str, int]
 BRANCH_STALL = 5
 LONGEST_STALL = 15
+MATRIX_READ = 16
 YIELD_FROM = 12
 TO_ORIGINAL = -1
 VARIABLE = frozenset({"variable"})
@@ -32,7 +35,9 @@ VARIABLE = frozenset({"variable"})
 class Line:
     """One inserted instruction. ``target`` is the offset of a line of the same run, :data:`TO_ORIGINAL`, or
     None. ``joins``: control may arrive here other than from the line before. ``owner``: which insertion it
-    belongs to.
+    belongs to (-1: none). ``foreign``: registers that it reads of the kernel although the run writes them as well;
+    ``releases``: registers of the run's that the kernel may overwrite from here on. ``claims``: what the registers of
+    inserted code that it names stand for, which the hazard checker holds it to.
     """
 
     text: str
@@ -40,6 +45,9 @@ class Line:
     owner: int
     target: int | None = None
     joins: bool = False
+    foreign: frozenset[Key] = frozenset()
+    releases: frozenset[Key] = frozenset()
+    claims: Mapping[Key, str] = field(default_factory=dict)
     control: Control = field(default_factory=Control)
 
     @property
@@ -51,13 +59,18 @@ class Line:
 @dataclass(slots=True)
 class Run:
     """The lines before original instruction ``index``; the first ``entry`` of them run only at function entry.
-    ``borrowed``: registers of the kernel that are idle there and that these lines may write.
+    ``borrowed``: registers of the kernel that these lines may write, some of which they must put back
+    (``restored``); ``held``: registers of the kernel that hold values of inserted code there. ``board``: the read
+    scoreboard to take (-1: the scheduler's).
     """
 
     index: int
     lines: list[Line]
     entry: int = 0
     borrowed: frozenset[Key] = frozenset()
+    restored: frozenset[Key] = frozenset()
+    held: frozenset[Key] = frozenset()
+    board: int = -1
 
 
 @dataclass(slots=True)
@@ -95,11 +108,13 @@ def keys(use: Use) -> list[Key]:
 class Scheduler:
     """Schedules the runs of one kernel.
 
-    ``own``: registers given to inserted code; ``entry_only``: further ones that only the entry's lines may
+    ``own``: registers given to inserted code alone; ``entry_only``: further ones that only the entry's lines may
     use (the kernel writes them afterwards); ``state`` those of ``own`` that live from site to site.
     ``read_board`` and ``write_board`` are the scoreboards it may take. ``nop``: facts of a NOP, used where
-    only waiting is needed. ``lends``: code outside the cubin may run between the runs and come back, so nothing of a
-    run may be in flight behind it.
+    only waiting is needed. ``boards(index, registers)``: mask of the scoreboards that the kernel waits for on every
+    way from ``index`` before it overwrites any of ``registers`` (a mask of general registers). ``flights``: what is in
+    flight where; asked for only where registers of the kernel are overwritten. ``exposed``: those of ``own`` that code
+    behind a call may overwrite.
     """
 
     def __init__(
@@ -114,56 +129,100 @@ class Scheduler:
         read_board: int,
         write_board: int,
         nop: WordFacts,
-        lends: bool = False,
+        boards: Callable[[int, int], int] = lambda index, registers: 0,
+        flights: Callable[[], Flights] | None = None,
+        exposed: frozenset[Key] = frozenset(),
     ) -> None:
         self.cfg, self.view, self.waits, self.latency = cfg, view, waits, latency
         self.own, self.entry_only, self.state = own, entry_only, state
         self.read_board, self.write_board = read_board, write_board
         self.nop = nop
-        # Code outside the cubin may put registers of ours away and use them in between.
-        self._lent = frozenset() if lends else own
+        self.covering = boards
+        self.exposed = exposed
+        self.flights = flights
+        self._boards_used: set[int] = {read_board, write_board}
         self._ready: dict[tuple[int, Use, str], tuple[int, int]] = {}
         self._landed: dict[tuple[int, Key], tuple[int, int]] = {}
+        self._reach: dict[tuple[int, int], set[int]] = {}
 
     def schedule(self, runs: list[Run]) -> None:
         """Set every line's control word; may add NOP lines. Raises SiteError, HazardError or
         UnsupportedError.
         """
-        carried = self._boards()
+        self._boards_used |= {run.board for run in runs if run.board >= 0}
+        ends: dict[int, _State] = {}
         for run in runs:
             end = self._run(run, self._boards())
             if self._drain(run, end):
                 end = self._run(run, self._boards())
-            for board, pending in end.boards.items():
-                carried[board].results |= pending.results
-                carried[board].sources |= pending.sources
-        for pending in carried.values():
-            pending.taken = None
-        ends = {}
+            ends[run.index] = end
+        carried = self._carried(runs, ends)
         for run in runs:
             fresh = run.entry > 0 and not self.cfg.predecessors(run.index)
-            boards = self._boards() if fresh else {board: item.copy() for board, item in carried.items()}
-            ends[run.index] = self._run(run, boards)
+            ends[run.index] = self._run(run, self._boards() if fresh else carried[run.index])
         self._across(runs, ends)
 
+    def _carried(self, runs: list[Run], ends: dict[int, _State]) -> dict[int, dict[int, _Pending]]:
+        """What may be in flight when each run starts: left by a run from which a way leads here on which the kernel
+        doesn't wait for the scoreboard.
+        """
+        carried = {run.index: self._boards() for run in runs}
+        for run in runs:
+            for board, pending in ends[run.index].boards.items():
+                if not pending:
+                    continue
+                reached = self._unwaited(run.index, board)
+                for other in runs:
+                    if other.index in reached:
+                        carried[other.index][board].results |= pending.results
+                        carried[other.index][board].sources |= pending.sources
+        return carried
+
+    def _unwaited(self, index: int, board: int) -> set[int]:
+        """Instructions before which code can come from a run before ``index`` without a wait for ``board``."""
+        if (index, board) not in self._reach:
+            seen: set[int] = set()
+            stack = [] if int(self.waits.mask[index]) >> board & 1 else self.cfg.successors(index)
+            while stack:
+                at = stack.pop()
+                if at in seen:
+                    continue
+                seen.add(at)
+                if not int(self.waits.mask[at]) >> board & 1:
+                    stack.extend(self.cfg.successors(at))
+            self._reach[index, board] = seen
+        return self._reach[index, board]
+
     def _boards(self) -> dict[int, _Pending]:
-        return {board: _Pending() for board in (self.read_board, self.write_board)}
+        return {board: _Pending() for board in self._boards_used}
 
     def _drain(self, run: Run, end: _State) -> bool:
         """End the run with a NOP that waits where a state register is still to come, or where a line may
-        still read a register that the kernel goes on to write.
+        still read (or write) a register that the kernel goes on to use.
         """
-        mask = sum(
-            1 << board
-            for board, pending in end.boards.items()
-            if pending.results & self.state or (pending.results | pending.sources) - self._lent
-        )
+        kept = self.state | run.held
+        mask = 0
+        for board, pending in end.boards.items():
+            lent = (pending.results | pending.sources) - (self.own - self.exposed)
+            wanted = pending.results & (kept | run.restored)
+            if wanted or (lent and not self._covered(run, board, lent)):
+                mask |= 1 << board
         if mask:
             run.lines.append(Line("NOP", self.nop, run.lines[-1].owner, control=Control(wait_mask=mask)))
         return mask != 0
 
-    def _board(self, line: Line) -> int:
-        return self.write_board if line.facts.writes() else self.read_board
+    def _covered(self, run: Run, board: int, lent: set[Key]) -> bool:
+        """Whether the kernel waits for ``board`` before it overwrites any of ``lent``, dead registers that it doesn't
+        read before that.
+        """
+        if lent - run.borrowed - run.held - self.exposed or any(file != "R" for file, _ in lent):
+            return False
+        return bool(self.covering(run.index, sum(1 << number for _, number in lent)) >> board & 1)
+
+    def _board(self, run: Run, line: Line) -> int:
+        if line.facts.writes():
+            return self.write_board
+        return run.board if run.board >= 0 else self.read_board
 
     def _run(self, run: Run, boards: dict[int, _Pending]) -> _State:
         """Schedule one run from its start; the returned state's times count from the end of the run."""
@@ -180,7 +239,8 @@ class Scheduler:
                     state.boards[board].results |= pending.results
                     state.boards[board].sources |= pending.sources
             earliest = issued[-1] + self._least_stall(run.lines[position - 1]) if issued else 0
-            mine = self.own | run.borrowed | (self.entry_only if position < run.entry else frozenset())
+            mine = self.own | run.borrowed | run.held
+            mine |= self.entry_only if position < run.entry else frozenset()
             when, mask = self._demands(run, line, state, earliest, mine)
             if line.target == TO_ORIGINAL:
                 mask |= sum(
@@ -204,7 +264,7 @@ class Scheduler:
             if issued:
                 self._stretch(run, issued, position, when)
             issued.append(when)
-            self._issue(line, when, mask, state)
+            self._issue(run, line, when, mask, state)
             if line.target is not None and line.target > position:
                 arriving.setdefault(line.target, []).append(
                     {b: item.copy() for b, item in state.boards.items()}
@@ -267,6 +327,7 @@ class Scheduler:
         if settle:
             for (file, _), items in state.results.items():
                 when = max([when, *(at + self.latency.settled(producer, file) for at, producer in items)])
+        mine -= line.foreign
         for use in line.facts.reads():
             for key in keys(use):
                 if key in mine:
@@ -279,6 +340,11 @@ class Scheduler:
                 wait, delay = self._kernel_read(run.index, use, name)
                 mask |= wait
                 when = max(when, delay)
+        for key in line.releases:
+            for board, pending in state.boards.items():
+                if key in pending.results or key in pending.sources:
+                    mask |= 1 << board
+        mine |= line.foreign & run.borrowed
         for use in line.facts.writes():
             for key in keys(use):
                 if key not in mine:
@@ -306,7 +372,7 @@ class Scheduler:
         return self._ready[wanted]
 
     def _kernel_overwrite(self, index: int, key: Key) -> tuple[int, int]:
-        """(wait mask, cycles) until the kernel's own writes of ``key`` have landed at ``index``."""
+        """(wait mask, cycles) until nothing of the kernel's in flight touches ``key`` at ``index`` any more."""
         wanted = (index, key)
         if wanted not in self._landed:
             mask = delay = 0
@@ -317,17 +383,40 @@ class Scheduler:
                     delay = max(
                         delay, self.latency.settled(latency_class(facts.opcode), key[0]) - item.distance
                     )
-                elif not item.waited >> board & 1:
+                elif board != NO_SCOREBOARD and not item.waited >> board & 1:
                     mask |= 1 << board
+            if key[0] == "R" and self.flights is not None:
+                mask |= self.flights().at(index).covering(1 << key[1])
+                delay = max(delay, self._matrix_reads(index, key))
             self._landed[wanted] = (mask, delay)
         return self._landed[wanted]
 
-    def _issue(self, line: Line, when: int, mask: int, state: _State) -> None:
+    def _matrix_reads(self, index: int, key: Key) -> int:
+        """Cycles until matrix instructions issued before ``index`` have read ``key``: they take their operands over
+        several cycles.
+        """
+        left = 0
+        best: dict[int, int] = {}
+        stack = [(before, self.view.stall(before)) for before in self.cfg.predecessors(index)]
+        while stack:
+            at, distance = stack.pop()
+            if distance >= MATRIX_READ or best.get(at, MATRIX_READ) <= distance:
+                continue
+            best[at] = distance
+            facts = self.view.facts(at)
+            if facts.mnemonic.endswith("MMA") and any(key in keys(use) for use in facts.reads()):
+                left = max(left, MATRIX_READ - distance)
+            stack.extend(
+                (before, distance + self.view.stall(before)) for before in self.cfg.predecessors(at)
+            )
+        return left
+
+    def _issue(self, run: Run, line: Line, when: int, mask: int, state: _State) -> None:
         """Record what ``line`` leaves behind and give it its control word (stall 1 for now)."""
         facts = line.facts
         write_board = read_board = NO_SCOREBOARD
         if facts.kind in VARIABLE:
-            board = self._board(line)
+            board = self._board(run, line)
             if facts.writes():
                 write_board = board
             elif any(use.file in ("R", "UR") for use in facts.reads()):
@@ -350,14 +439,7 @@ class Scheduler:
         by_index = {run.index: run for run in runs}
         for run in runs:
             end = ends[run.index]
-            # The kernel may write a register of its own right away: let every result land first.
-            landing = [
-                at + self.latency.settled(producer, key[0])
-                for key, items in end.results.items()
-                if key not in self._lent
-                for at, producer in items
-            ]
-            shortfall = max([self._shortfall(run, end, by_index), *landing])
+            shortfall = max(self._shortfall(run, end, by_index), self._landing(run, end))
             if shortfall > 0:
                 last = run.lines[-1]
                 stall = last.control.stall + shortfall
@@ -367,6 +449,38 @@ class Scheduler:
                     last = Line("NOP", self.nop, last.owner)
                     run.lines.append(last)
                 self._set(last, stall, last.control)
+
+    def _landing(self, run: Run, end: _State) -> int:
+        """Cycles by which the kernel would come too early to registers of its own that the run wrote."""
+        safe = self.own - self.exposed
+        theirs = {key: items for key, items in end.results.items() if key not in safe}
+        if not theirs:
+            return 0
+        worst = 0
+        best: dict[int, int] = {}
+        stack = [(run.index, 0)]
+        while stack:
+            index, elapsed = stack.pop()
+            if elapsed >= UNKNOWN or best.get(index, UNKNOWN) <= elapsed:
+                continue
+            best[index] = elapsed
+            facts = self.view.facts(index)
+            leaves = self.cfg.flow.kind[index] == Flow.CALL_OUT or not facts.complete
+            for key, items in theirs.items():
+                for at, producer in items:
+                    needed = self.latency.settled(producer, key[0]) if leaves else 0
+                    for use in facts.uses:
+                        if key in keys(use):
+                            needed = max(needed, self._distance(producer, use, latency_class(facts.opcode)))
+                    worst = max(worst, needed - (elapsed - at))
+            stack.extend((item, elapsed + self.view.stall(index)) for item in self.cfg.successors(index))
+        return worst
+
+    def _distance(self, producer: str, use: Use, consumer: str) -> int:
+        """Issue cycles that a later use of a result must leave."""
+        if use.write:
+            return self.latency.overwrite(producer, use.file, consumer)
+        return self.latency.distance(producer, use.file, consumer, use.role)
 
     def _shortfall(self, run: Run, end: _State, by_index: dict[int, Run]) -> int:
         if not end.results:
@@ -393,10 +507,5 @@ class Scheduler:
         for use in line.facts.uses:
             for key in keys(use):
                 for at, producer in end.results.get(key, ()):
-                    needed = (
-                        self.latency.overwrite(producer, use.file, line.name)
-                        if use.write
-                        else self.latency.distance(producer, use.file, line.name, use.role)
-                    )
-                    worst = max(worst, needed - (passed - at))
+                    worst = max(worst, self._distance(producer, use, line.name) - (passed - at))
         return worst

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -12,12 +13,16 @@ import numpy.typing as npt
 from gwatch.cuda.binary.elf import SHF_ALLOC, STT_FUNC
 from gwatch.cuda.binary.relayout import check_supported
 from gwatch.errors import UnsupportedError
-from gwatch.rewrite.registers import SPARE
+from gwatch.rewrite.registers import SPARE, STACK_POINTER
+from gwatch.sass.abi import survivors
+from gwatch.sass.budgets import Budgets
 from gwatch.sass.cfg import Cfg, Flow, build_cfg, opcode_keys
 from gwatch.sass.control import NO_SCOREBOARD
+from gwatch.sass.flight import Flights
 from gwatch.sass.indirect import Tables, address_loads, find_table_loads
+from gwatch.sass.integrity import Callee
 from gwatch.sass.latency import latency_class, latency_for
-from gwatch.sass.liveness import PredicateLiveness
+from gwatch.sass.liveness import Liveness
 from gwatch.sass.motion import refuse_relative_returns, return_addresses
 from gwatch.sass.pcs import Computed, computed_returns
 from gwatch.sass.scoreboards import Waits, producers
@@ -28,8 +33,14 @@ if TYPE_CHECKING:
     from gwatch.sass.isa import Isa
 
 NEVER_LANDS = 1000
+_STACK_LOAD = re.compile(r"(?:LDC|MOV|IMAD\.MOV\.U32) R1, (?:RZ, RZ, )?c\[0x0\]\[(0x[0-9a-f]+)\]$")
+_STACK_STEP = re.compile(r"(?:IADD3|VIADD) R1, R1, -?0x[0-9a-f]+(?:, RZ)?$")
 # Functions of the CUDA runtime that end the thread.
 NEVER_RETURN = frozenset({"__assertfail", "__trap"})
+EVERY_REGISTER = (1 << 255) - 1
+# What a function that ends the thread may be handed: no compiler passes arguments in registers past these.
+_ARGUMENTS = (1 << 32) - 1
+
 
 
 class Surroundings:
@@ -153,6 +164,42 @@ class Surroundings:
         return found
 
     @cached_property
+    def stack_pointer(self) -> int | None:
+        """The last instruction that sets up R1 as the stack pointer when the kernel is entered; behind it, R1 holds the
+        lowest address in use of the thread's local memory. None when R1 is used in any other way.
+        """
+        arch = self.isa.arch
+        writers = self.view.writers("R", STACK_POINTER).tolist()
+        last = None
+        for number, index in enumerate(writers):
+            facts = self.view.facts(index)
+            text = facts.text.rstrip(" ;")
+            load = _STACK_LOAD.match(text)
+            if load and int(load[1], 16) == arch.stack_offset and number == 0 and self._straight(index):
+                last = index
+            elif last is None or not _STACK_STEP.match(text):
+                return None
+            elif self._straight(index):
+                last = index
+        return last
+
+    @cached_property
+    def stack_reload(self) -> str | None:
+        """The instruction that loads R1, where nobody waits for it because nobody uses R1: code that does must load it
+        again, to the same value, and wait.
+        """
+        writers = self.view.writers("R", STACK_POINTER).tolist()
+        if self.stack_pointer is None or len(writers) != 1:
+            return None
+        announced = int(self.view.control["write_scoreboard"][writers[0]]) != NO_SCOREBOARD
+        facts = self.view.facts(writers[0])
+        return None if announced or facts.kind == "fixed" else facts.text.rstrip(" ;")
+
+    def _straight(self, index: int) -> bool:
+        """Whether the kernel runs from its entry to ``index`` without a branch or join."""
+        return not self.cfg.leaders[1 : index + 1].any() and not self.cfg.predecessors(0)
+
+    @cached_property
     def functions(self) -> dict[str, KernelDef]:
         """Device functions with sections of their own that the kernel may call."""
         return self.cubin.get_map_function_def() if self.leaves else {}
@@ -185,9 +232,96 @@ class Surroundings:
         return frozenset(out)
 
     @cached_property
-    def predicate_liveness(self) -> PredicateLiveness:
-        """Which predicates matter where."""
-        return PredicateLiveness(self.cfg, self.view)
+    def predicate_liveness(self) -> Liveness:
+        """Which predicates matter where. Code outside the section is taken to neither read nor write its caller's."""
+        return Liveness(self.cfg, self.view, "P")
+
+    @cached_property
+    def callees(self) -> dict[int, Callee]:
+        """What the code behind each call that leaves the section may do to general registers."""
+        unlisted = [index for index in self.cfg.indirect if self.cfg.flow.kind[index] == Flow.CALL_INDIRECT]
+        out = {index: Callee(EVERY_REGISTER, EVERY_REGISTER, EVERY_REGISTER) for index in unlisted}
+        if not self.leaves:
+            return out
+        named = self._named_callees()
+        outside = self._outside_functions()
+        inside = 0
+        for function in self.functions.values():
+            for register in CodeView(self.isa, function.words).named("R"):
+                inside |= 1 << register
+        lost = EVERY_REGISTER
+        for file, register in survivors(self.isa.arch):
+            if file == "R":
+                lost &= ~(1 << register)
+        for index in self.leaves:
+            loaded = self._loaded_callees(index)
+            names = {named[index]} if index in named else loaded or outside | self.functions.keys()
+            reads = uses = touches = 0
+            for name in names:
+                if name in NEVER_RETURN:
+                    reads |= _ARGUMENTS
+                elif name in outside:
+                    # What it leaves alone it may put away and use in between.
+                    reads, uses, touches = reads | lost, EVERY_REGISTER, touches | lost
+                else:
+                    reads, uses, touches = reads | inside, uses | inside, touches | inside
+            out[index] = Callee(reads, uses, touches)
+        return out
+
+    def _named_callees(self) -> dict[int, str]:
+        """Instruction index -> the symbol that a relocation there names."""
+        elf = self.cubin.elf
+        size = self.isa.arch.instruction_size
+        return {
+            item.offset // size: elf.symbols[item.symbol].name
+            for section in elf.relocation_sections(self.kernel.section_index)
+            for item in elf.relocations(section)
+        }
+
+    def _outside_functions(self) -> frozenset[str]:
+        """Names of functions that the cubin uses without holding them."""
+        return frozenset(
+            symbol.name
+            for symbol in self.cubin.elf.symbols
+            if symbol.section == 0 and symbol.kind == STT_FUNC and symbol.name
+        )
+
+    def liveness(self, asked: dict[int, int]) -> Liveness:
+        """Which general registers matter where, ``asked`` (index -> mask) being read by inserted code as well."""
+        reads = {index: callee.reads for index, callee in self.callees.items()}
+        return Liveness(self.cfg, self.view, "R", reads, asked)
+
+    @cached_property
+    def wait_masks(self) -> list[int]:
+        """Per instruction: scoreboards waited to zero."""
+        found: list[int] = self.waits.mask.tolist()
+        return found
+
+    @cached_property
+    def overwritten(self) -> list[int]:
+        """Per instruction: general registers that it, or the code that it calls, may write."""
+        writes = list(self.view.masks("R").writes)
+        for index, callee in self.callees.items():
+            writes[index] |= callee.uses
+        return writes
+
+    @cached_property
+    def exposed(self) -> int:
+        """General registers that code behind a call out of the section may use for itself."""
+        mask = 0
+        for callee in self.callees.values():
+            mask |= callee.uses
+        return mask
+
+    @cached_property
+    def flights(self) -> Flights:
+        """General registers that something in flight still touches."""
+        return Flights(self.cfg, self.view, self.waits)
+
+    @cached_property
+    def budgets(self) -> Budgets:
+        """How many registers a warp owns where (setmaxnreg)."""
+        return Budgets(self.cfg, self.view, self.kernel.register_count)
 
     def idle_predicates(self, index: int) -> list[int]:
         """Predicates whose value isn't needed any more at instruction ``index``: first those that no write can still
@@ -200,6 +334,12 @@ class Surroundings:
             if not live >> number & 1
         ]
         return [-number for cost, number in sorted(ranked) if cost < NEVER_LANDS]
+
+    def settling_predicates(self, index: int) -> bool:
+        """Whether all predicates can be waited for at instruction ``index``."""
+        return all(
+            self._landing(index, number) < NEVER_LANDS for number in range(self.isa.arch.predicate_true)
+        )
 
     def _landing(self, index: int, predicate: int) -> int:
         """Issue cycles (or a scoreboard wait, counted as 20) until the predicate's last write has landed."""
@@ -229,7 +369,6 @@ class Surroundings:
             ("JMX", "jump-table", "an indirect jump"),
             ("JMP", "jump-table", "an absolute jump"),
             ("JMXU", "jump-table", "an indirect jump"),
-            ("USETMAXREG", "setmaxnreg", "setmaxnreg (register budgets per warp role)"),
             ("RPCMOV", "pc-arithmetic", "code that writes the return pc"),
         ):
             if mnemonic in flow.mnemonics:
@@ -266,17 +405,7 @@ class Surroundings:
         wanted = sorted(set(sites))
         if not self.leaves or not wanted:
             return None
-        elf = self.cubin.elf
-        size = self.isa.arch.instruction_size
-        named: dict[int, str] = {}
-        for section in elf.relocation_sections(self.kernel.section_index):
-            for item in elf.relocations(section):
-                named[item.offset // size] = elf.symbols[item.symbol].name
-        outside = {
-            symbol.name
-            for symbol in elf.symbols
-            if symbol.section == 0 and symbol.kind == STT_FUNC and symbol.name
-        }
+        named, outside = self._named_callees(), self._outside_functions()
         for index in self.leaves:
             callees = {named[index]} if index in named else self._loaded_callees(index) or outside
             if (callees & outside) - NEVER_RETURN and any(self._runs_after(index, site) for site in wanted):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gwatch.errors import SiteError, TraceError, UnsupportedError
+from gwatch.errors import RegisterPressureError, SiteError, TraceError, UnsupportedError
 from gwatch.rewrite.ring import (
     DESCRIPTOR_BYTES,
     MAX_SITES,
@@ -26,6 +26,8 @@ from gwatch.rewrite.sitemap import CLOCKS, NOTE_NAME, MappedSite, SiteMap
 if TYPE_CHECKING:
     from gwatch.cuda.binary.cubin import Cubin
     from gwatch.cuda.binary.kernel import KernelDef
+    from gwatch.rewrite import builtin
+    from gwatch.rewrite.planning import Effort
     from gwatch.rewrite.result import Rewritten
     from gwatch.rewrite.rewriter import Rewriter
     from gwatch.rewrite.surroundings import Surroundings
@@ -246,31 +248,53 @@ def plan_trace(
     image, offset = add_constant3(cubin.data, symbol, DESCRIPTOR_BYTES, unarmed_descriptor(fmt))
     rewriter = Rewriter(CubinType.from_bytes(image, cubin.name), name, excluded_registers)
     _check_sites(rewriter, sites)
-    head = clock == "anchor"
-    for state, width, file in (
-        ("rec", builtin.record_width(fmt, clock), "R"),
-        ("addr", 2, "R"),
-        ("off", 1, "R"),
-        ("base", 1, "R"),
-        ("desc", 2, "UR"),
-        *((("head", 1, "UR"),) if head else ()),
-    ):
-        rewriter.reserve(state, width, file)
-    rewriter.insert(ENTRY, builtin.prologue(arch, fmt, offset, head))
-    view = rewriter.surroundings.view
-    for number, site in enumerate(sites):
-        guard = "" if site.unconditional else _guard(view.facts(site.insert_index).text)
-        paired = pairs and site.carries_pair(fmt.kind)
-        snippet = builtin.record(arch, fmt, clock, site.value, paired, site.warp_level, guard)
-        rewriter.insert(site.insert_index, snippet, {"site": number + 1}, site.label or f"site {number}")
-    if head:
-        for index in _exits(rewriter):
-            rewriter.insert(
-                index, builtin.exit_pair(guarded=_guard(view.facts(index).text).strip("!")[:1] == "P")
-            )
-    rewritten = rewriter.apply(twin=True)
+
+    def attempt(shape: builtin.Shape, effort: Effort) -> Rewritten:
+        attempted = rewriter.another()
+        recorder = builtin.Recorder(arch, fmt, clock, shape)
+        for item in recorder.state_registers():
+            attempted.reserve(item.name, item.width, item.file, item.kept)
+        attempted.insert(ENTRY, builtin.prologue(recorder, offset))
+        view = rewriter.surroundings.view
+        for number, site in enumerate(sites):
+            guard = "" if site.unconditional else _guard(view.facts(site.insert_index).text)
+            paired = pairs and site.carries_pair(fmt.kind)
+            snippet = builtin.record(recorder, site.value, paired, site.warp_level, guard)
+            label = site.label or f"site {number}"
+            attempted.insert(site.insert_index, snippet, {"site": number + 1}, label)
+        if recorder.head:
+            for index in _exits(rewriter):
+                guarded = _guard(view.facts(index).text).strip("!")[:1] == "P"
+                attempted.insert(index, builtin.exit_pair(recorder, guarded))
+        return attempted.apply(twin=True, effort=effort)
+
+    rewritten = _first_that_fits(attempt, builtin.shapes(fmt))
     site_map = _site_map(rewriter, sites, rewritten, clock, fmt, pairs, symbol, offset)
     return TracePlan(add_note(rewritten.data, NOTE_NAME, site_map.to_bytes()), site_map, rewritten)
+
+
+def _first_that_fits(
+    attempt: Callable[[builtin.Shape, Effort], Rewritten], shapes: Sequence[builtin.Shape]
+) -> Rewritten:
+    """The cheapest shape of the records that needs no register which would cost occupancy; else the cheapest with more
+    registers; else the leanest with registers saved around the sites.
+    """
+    from gwatch.rewrite.planning import Effort
+
+    tries = [(shape, Effort.FREE) for shape in shapes]
+    tries += [(shapes[0], Effort.RAISE)]
+    tries += [(shape, Effort.SAVE) for shape in shapes]
+    failure: RegisterPressureError | None = None
+    for shape, effort in tries:
+        try:
+            return attempt(shape, effort)
+        except RegisterPressureError as error:
+            if error.code not in ("registers", "launch-bounds", "uniform-registers"):
+                raise
+            if effort is not Effort.RAISE or failure is None:
+                failure = error
+    assert failure is not None
+    raise failure
 
 
 def _guard(text: str) -> str:

@@ -37,6 +37,8 @@ class Arch:
     not print the descriptor register of an access. ``marks_ctaid_z``: a kernel that reads SR_CTAID.Z must say so
     (attribute CTAIDZ_USED). ``section_registers``: the register count also stands in the code section's header.
     ``mercury``: compilers add a second form of the code (``.nv.capmerc`` sections), which ``flags`` announce.
+    ``offset_stores``: global stores to ``[R.U32+UR]``, a 32-bit offset from an address in a uniform pair, were seen to
+    work on the hardware (no compiler writes them without a descriptor).
     Registers are given to warps in steps of ``register_step`` a thread.
     """
 
@@ -64,6 +66,7 @@ class Arch:
     marks_ctaid_z: bool
     section_registers: bool
     mercury: bool
+    offset_stores: bool
     registers_per_sm: int = 65536
     subpartitions: int = 4
     register_zero: int = 255
@@ -109,6 +112,8 @@ _FACTS: dict[int, tuple[tuple[str, ...], int, int, int, int, int, int, int | Non
 }
 # ISA tables by SM number: architectures of one table give their common words the same meaning.
 _FAMILIES = ((75, "sm_75"), (80, "sm_80"), (90, "sm_90"), (100, "sm_100"), (120, "sm_120"))
+# Tried on an H200, with offsets on both sides of 2^31.
+_OFFSET_STORES = {90}
 
 
 def _build() -> dict[str, Arch]:
@@ -125,7 +130,8 @@ def _build() -> dict[str, Arch]:
                 param_base=0x380 if wide else 0x210 if number >= 90 else 0x160, stack_offset=0x37C if wide else 0x28,
                 constant_load="LDCU" if wide else "ULDC", uniform_scoreboard=wide,
                 uniform_clock="CS2UR.32" if number >= 120 else "S2UR", hides_descriptor=80 <= number < 90,
-                marks_ctaid_z=number < 90, section_registers=number < 90, mercury=wide)
+                marks_ctaid_z=number < 90, section_registers=number < 90, mercury=wide,
+                offset_stores=number in _OFFSET_STORES)
     return arches
 
 
@@ -176,3 +182,23 @@ def occupancy(arch: Arch | str, registers: int, threads_per_cta: int, shared_byt
     if shared:
         limits.append(facts.shared_per_sm // shared)
     return min(limits)
+
+
+def free_ceiling(arch: Arch | str, registers: int) -> int:
+    """The largest register count that keeps as many warps resident as ``registers`` does, whatever the launch's shape:
+    registers are given to warps within a quarter of the SM, and often fewer warps fit than the steps suggest.
+    """
+    facts = arch_of(arch)
+    quarter = facts.registers_per_sm // facts.subpartitions
+    most = facts.warps_per_sm // facts.subpartitions
+
+    def warps(count: int) -> int:
+        return min(most, quarter // (allocated_registers(facts, count) * 32))
+
+    ceiling = min(allocated_registers(facts, registers), facts.max_registers)
+    while ceiling < facts.max_registers:
+        following = min(ceiling + facts.register_step, facts.max_registers)
+        if warps(following) < warps(registers):
+            break
+        ceiling = following
+    return max(ceiling, registers)

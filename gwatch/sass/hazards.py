@@ -9,52 +9,24 @@ raises HazardError.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from gwatch.errors import GWatchError, HazardError
-from gwatch.sass.cfg import OUTSIDE, build_cfg
+from gwatch.sass.cfg import Flow, build_cfg
 from gwatch.sass.control import NO_SCOREBOARD, Control
 from gwatch.sass.integrity import Key, OriginalsChecker, Report, Rewrite
 from gwatch.sass.latency import LatencyTable, latency_class
-from gwatch.sass.scoreboards import FAR, Waits, producers, readiness
+from gwatch.sass.replay import Replay, keys_of
+from gwatch.sass.scoreboards import FAR, Waits, readiness
 from gwatch.sass.uses import CodeView, Use
 
 if TYPE_CHECKING:
     from gwatch.sass.isa import Isa
 
 _FILES_READ_LATE = ("R", "UR")
-
-
-@dataclass(slots=True)
-class _Flight:
-    """Registers that instructions in flight will still write or may still read, by scoreboard."""
-
-    results: dict[int, set[Key]] = field(default_factory=dict)
-    sources: dict[int, set[Key]] = field(default_factory=dict)
-
-    def wait(self, mask: int) -> None:
-        for board in [*self.results, *self.sources]:
-            if mask >> board & 1:
-                self.results.pop(board, None)
-                self.sources.pop(board, None)
-
-    def merge(self, other: _Flight) -> None:
-        for mine, theirs in ((self.results, other.results), (self.sources, other.sources)):
-            for board, found in theirs.items():
-                mine.setdefault(board, set()).update(found)
-
-    def copy(self) -> _Flight:
-        return _Flight(
-            {b: set(k) for b, k in self.results.items()}, {b: set(k) for b, k in self.sources.items()}
-        )
-
-
-def _keys(use: Use) -> Iterator[Key]:
-    return ((use.file, number) for number in range(use.first, use.first + use.count))
+_MATRIX_READ = 16
 
 
 class RewriteChecker:
@@ -77,7 +49,8 @@ class RewriteChecker:
             return self.reports
         for index in self.new:
             self._line(index)
-        self._flights()
+        place = dict(enumerate(np.flatnonzero(~self.inserted).tolist()))
+        Replay(self.old, self.view, self.cfg, self.waits, place, self._report).run()
         return sorted(self.reports, key=lambda item: item.index)
 
     def _report(self, index: int, kind: str, message: str) -> None:
@@ -92,64 +65,56 @@ class RewriteChecker:
             self._report(index, "unknown", "an inserted word can't be read")
             return
         self._control(index)
-        mine = self._mine(index)
-        for use in facts.writes():
-            for key in _keys(use):
-                if key not in mine and not self._idle(index, key):
-                    self._report(
-                        index, "clobber", f"{facts.text} writes {key[0]}{key[1]}, which belongs to the kernel"
-                    )
+        claims = self.old.claims.get(index, {})
         for use in facts.uses:
-            ours = [key in mine for key in _keys(use)]
+            ours = [key in claims for key in keys_of(use)]
             if any(ours) or use.write:
                 self._window(index, use)
-            if not all(ours):
-                if use.write:
-                    self._kernel_writes(index, use)
-                else:
-                    self._kernel_value(index, use)
+            if use.write:
+                if any(key not in self.old.own or self._used_outside(key) for key in keys_of(use)):
+                    self._lands(index, use)
+            elif not all(ours):
+                self._kernel_value(index, use)
             self.reads += not use.write
 
-    def _idle(self, index: int, key: Key) -> bool:
-        """Whether no original instruction can still read ``key`` before it is surely overwritten."""
-        seen = set()
-        stack = self.cfg.successors(index)
+    def _used_outside(self, key: Key) -> bool:
+        """Whether code behind a call may use a register for itself."""
+        return key[0] == "R" and any(callee.uses >> key[1] & 1 for callee in self.old.calls.values())
+
+    def _lands(self, index: int, use: Use) -> None:
+        """A result in a register that the kernel uses as well must be there before the kernel comes to it."""
+        facts = self.view.facts(index)
+        if facts.kind != "fixed":
+            return
+        producer = latency_class(facts.opcode)
+        best: dict[int, int] = {}
+        stack = [(item, self.view.stall(index)) for item in self.cfg.successors(index)]
         while stack:
-            at = stack.pop()
-            if at in seen:
+            at, distance = stack.pop()
+            if distance >= FAR or best.get(at, FAR) <= distance:
                 continue
-            seen.add(at)
+            best[at] = distance
+            other = self.view.facts(at)
             if not self.inserted[at]:
-                facts = self.view.facts(at)
-                if not facts.complete and facts.may_touch(*key):
-                    return False
-                touched = [use for use in facts.uses if use.file == key[0] and use.covers(key[1])]
-                if any(not use.write for use in touched):
-                    return False
-                if touched and facts.guard == (7, False):
-                    continue
-            stack.extend(self.cfg.successors(at))
-        return True
-
-    def _kernel_writes(self, index: int, use: Use) -> None:
-        """A write of the kernel's that is still on its way must not land on top of an inserted one."""
-        for number in range(use.first, use.first + use.count):
-            try:
-                found = producers(self.cfg, self.view, self.waits, index, use.file, number)
-            except GWatchError as error:
-                self._report(index, "not-ready", error.message)
-                return
-            for item in found:
-                facts = self.view.facts(item.index)
-                board = int(self.view.control["write_scoreboard"][item.index])
-                waited = item.waited | int(self.view.control["wait_mask"][index])
-                if facts.kind == "fixed" or (board != NO_SCOREBOARD and waited >> board & 1):
-                    continue
-                self._report(index, "in-flight", f"{facts.text} may still write {use.file}{number}")
-
-    def _mine(self, index: int) -> frozenset[Key]:
-        """Registers that the inserted word ``index`` may write."""
-        return self.old.own | self.old.entry_only if index < self.old.entry else self.old.own
+                needed = 1
+                if self.cfg.flow.kind[at] == Flow.CALL_OUT or not other.complete:
+                    needed = self.latency.settled(producer, use.file)
+                for their in other.uses:
+                    if any(their.file == use.file and their.covers(number) for _, number in keys_of(use)):
+                        name = latency_class(other.opcode)
+                        least = (
+                            self.latency.overwrite(producer, use.file, name)
+                            if their.write
+                            else self.latency.distance(producer, use.file, name, their.role)
+                        )
+                        needed = max(needed, least)
+                if distance < needed:
+                    self._report(
+                        index,
+                        "lands-late",
+                        f"{facts.text} may land {needed - distance} cycles after {other.text} needs its register",
+                    )
+            stack.extend((item, distance + self.view.stall(at)) for item in self.cfg.successors(at))
 
     def _control(self, index: int) -> None:
         facts = self.view.facts(index)
@@ -177,7 +142,7 @@ class RewriteChecker:
         stack = [
             (before, self.view.stall(before), key)
             for before in self.cfg.predecessors(index)
-            for key in _keys(use)
+            for key in keys_of(use)
         ]
         while stack:
             at, distance, key = stack.pop()
@@ -186,6 +151,9 @@ class RewriteChecker:
             best[at, key] = distance
             facts = self.view.facts(at)
             written = [item for item in facts.writes() if item.file == key[0] and item.covers(key[1])]
+            slow = use.write and facts.mnemonic.endswith("MMA") and distance < _MATRIX_READ
+            if slow and any(item.file == key[0] and item.covers(key[1]) for item in facts.reads()):
+                self._report(index, "overwrite", f"{consumer.text} overwrites what {facts.text} may still read")
             if written and facts.kind == "fixed":
                 name = latency_class(consumer.opcode)
                 producer = latency_class(facts.opcode)
@@ -228,91 +196,6 @@ class RewriteChecker:
                     else f"{need.delay} cycles early"
                 ),
             )
-
-    def _flights(self) -> None:
-        """Scoreboards of inserted code: nothing in flight is read, overwritten or lent out too long."""
-        edges = np.flatnonzero(np.diff(np.concatenate(([0], self.inserted.astype(np.int8), [0]))))
-        runs = edges.reshape(-1, 2).tolist()
-        carried = _Flight()
-        for first, end in runs:
-            carried.merge(self._replay(first, end, _Flight(), _Flight(), report=False))
-        for first, end in runs:
-            start = _Flight() if first < self.old.entry else carried.copy()
-            self._handed_over(end, self._replay(first, end, start, carried, report=True))
-            self._lands(first, end)
-
-    def _handed_over(self, end: int, flight: _Flight) -> None:
-        """Report registers of the kernel (or of its entry) that are still in flight when the kernel goes
-        on."""
-        for where, found in (("be read", flight.sources), ("be written", flight.results)):
-            lent = {key for keys in found.values() for key in keys}
-            # Code outside the cubin may put a register away and use it in between.
-            lent -= self.old.own if self.old.survivors is None else frozenset()
-            if lent:
-                name = "".join(map(str, min(lent)))
-                self._report(end - 1, "lent", f"{name} may still {where} when the kernel goes on")
-
-    def _lands(self, first: int, end: int) -> None:
-        """Results in registers that the kernel uses as well must be there before it goes on."""
-        left = 0
-        for index in reversed(range(first, end)):
-            left += self.view.stall(index)
-            facts = self.view.facts(index)
-            for use in facts.writes():
-                lends = self.old.survivors is not None
-                shared = lends or any(key not in self.old.own for key in _keys(use))
-                slow = self.latency.settled(latency_class(facts.opcode), use.file)
-                if shared and facts.kind == "fixed" and left < slow:
-                    self._report(
-                        index, "lands-late", f"{facts.text} may land {slow - left} cycles into the kernel"
-                    )
-
-    def _replay(self, first: int, end: int, flight: _Flight, joining: _Flight, report: bool) -> _Flight:
-        arriving: dict[int, list[_Flight]] = {}
-        for index in range(first, end):
-            for other in arriving.get(index, []):
-                flight.merge(other)
-            if index == self.old.entry and index > first and self.cfg.predecessors(index) != [index - 1]:
-                flight.merge(joining)
-            facts, control = self.view.facts(index), self.view.control[index]
-            flight.wait(int(self.waits.mask[index]))
-            if report:
-                self._conflicts(index, flight)
-            if facts.kind == "variable":
-                writer, reader = int(control["write_scoreboard"]), int(control["read_scoreboard"])
-                board = reader if reader != NO_SCOREBOARD else writer
-                flight.results.setdefault(writer, set()).update(
-                    key for use in facts.writes() for key in _keys(use)
-                )
-                flight.sources.setdefault(board, set()).update(
-                    key for use in facts.reads() if use.file in _FILES_READ_LATE for key in _keys(use)
-                )
-            target = int(self.cfg.flow.target[index])
-            if target == OUTSIDE and report:
-                self._handed_over(index + 1, flight)
-            if target != OUTSIDE and first <= target < end:
-                if target > index:
-                    arriving.setdefault(target, []).append(flight.copy())
-                elif report and (any(flight.results.values()) or any(flight.sources.values())):
-                    self._report(index, "loop", f"{facts.text} goes back with results in flight")
-        return flight
-
-    def _conflicts(self, index: int, flight: _Flight) -> None:
-        facts = self.view.facts(index)
-        for use in facts.uses:
-            for key in _keys(use):
-                if any(key in found for found in flight.results.values()):
-                    self._report(
-                        index,
-                        "in-flight",
-                        f"{facts.text} uses {key[0]}{key[1]} while it is still to be written",
-                    )
-                if use.write and any(key in found for found in flight.sources.values()):
-                    self._report(
-                        index,
-                        "in-flight",
-                        f"{facts.text} overwrites {key[0]}{key[1]} while it may still be read",
-                    )
 
 
 def check_rewrite(isa: Isa, latency: LatencyTable, rewrite: Rewrite) -> str:

@@ -6,7 +6,7 @@ copy must be what they claim to be; and the registers given to inserted code mus
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -39,6 +39,17 @@ class Report:
     message: str
 
 
+@dataclass(frozen=True, slots=True)
+class Callee:
+    """General registers (bit n = Rn) that code behind a call may read, may use for itself (``uses``), and may leave
+    changed when it comes back (``touches``).
+    """
+
+    reads: int
+    uses: int
+    touches: int
+
+
 @dataclass(slots=True)
 class Rewrite:
     """The finished code and what it claims to be.
@@ -51,7 +62,9 @@ class Rewrite:
     from tables of code offsets; the moved tables stand ``stride`` bytes behind the old ones. ``survivors``: where code
     outside the cubin may run and come back, the registers that it leaves alone; None where none runs. ``kept``: the
     registers that inserted code keeps from one place to the next. ``origins``: instructions that load the place of an
-    LEPC -> that LEPC.
+    LEPC -> that LEPC. ``claims``: per inserted word, what the registers of inserted code that it names stand for.
+    ``calls``: by original index, what code behind a call out of the section may do to general registers. ``initial``:
+    where the values of inserted code are when the kernel is entered.
     """
 
     view: CodeView
@@ -70,6 +83,9 @@ class Rewrite:
     survivors: frozenset[Key] | None = None
     kept: frozenset[Key] = frozenset()
     origins: dict[int, int] = field(default_factory=dict)
+    claims: Mapping[int, Mapping[Key, str]] = field(default_factory=dict)
+    calls: Mapping[int, Callee] = field(default_factory=dict)
+    initial: Mapping[Key, str] = field(default_factory=dict)
 
     def reached(self, target: int, plain: bool = False) -> int:
         """Where something that reaches original instruction ``target`` must now lead: the first word inserted before

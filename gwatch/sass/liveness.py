@@ -1,44 +1,68 @@
-"""Which registers of a small file (predicates) still matter at each instruction: backward dataflow over the blocks."""
+"""Which registers still matter at each instruction: backward dataflow over the blocks of a section.
+
+Masks are Python integers, bit n = register n of the file.
+"""
 
 from __future__ import annotations
 
-import numpy as np
-import numpy.typing as npt
+from collections.abc import Mapping
 
-from gwatch.sass.cfg import Cfg
+import numpy as np
+
+from gwatch.sass.cfg import Cfg, Flow
 from gwatch.sass.uses import CodeView
 
-Masks = npt.NDArray[np.uint8]
+_SIZES = {"R": 255, "UR": 255, "P": 7, "UP": 7}
 
 
-class PredicateLiveness:
-    """Live-in predicates of every instruction as 7-bit masks (bit n = Pn).
+class Liveness:
+    """Live registers of ``file`` before and after every instruction.
 
-    A guarded write doesn't end a life (the old value survives where the guard is false). Code that a call outside
-    the section reaches is taken to neither read nor write predicates of its caller. When some word can't be read
-    at all (``known`` is False) every predicate counts as live.
+    A guarded write doesn't end a life (the old value survives where the guard is false). ``outside`` says which
+    registers the code that a call out of the section reaches may read (index of the call -> mask); calls that it
+    doesn't name read nothing. ``asked``: further reads that inserted code makes right before an instruction.
+    Where control goes on to an unknown place everything is live. When some word can't be read at all
+    (``known`` is False) every register counts as live everywhere.
     """
 
-    def __init__(self, cfg: Cfg, view: CodeView) -> None:
-        self.cfg, self.view = cfg, view
+    def __init__(
+        self,
+        cfg: Cfg,
+        view: CodeView,
+        file: str,
+        outside: Mapping[int, int] | None = None,
+        asked: Mapping[int, int] | None = None,
+    ) -> None:
+        self.cfg, self.view, self.file = cfg, view, file
+        self.everything = (1 << _SIZES[file]) - 1
         self.known = all(view.facts(index).known for index in view.incomplete())
-        self._reads, self._kills = view.predicate_masks()
-        self._out = self._solve()
+        masks = view.masks(file)
+        self.reads, self.writes, self.kills = list(masks.reads), masks.writes, masks.kills
+        for more in (outside, asked):
+            for index, mask in (more or {}).items():
+                self.reads[index] |= mask
+        self._starts = [block.start for block in cfg.blocks]
+        self._block_out = self._solve()
+        self._cache: dict[int, list[int]] = {}
 
-    def _solve(self) -> dict[int, int]:
-        """Live-out mask per block start."""
+    def _solve(self) -> list[int]:
+        """Live-out mask per block."""
         blocks = self.cfg.blocks
-        start_of = {block.start: number for number, block in enumerate(blocks)}
-        reads, kills = self._reads.tolist(), self._kills.tolist()
-        gen, keep, successors = [], [], []
+        number_of = {block.start: number for number, block in enumerate(blocks)}
+        kind = self.cfg.flow.kind
+        gen, keep, successors, unknown = [], [], [], []
         for block in blocks:
-            used, left = 0, 0x7F
+            used, left = 0, self.everything
             for index in range(block.end - 1, block.start - 1, -1):
-                used = used & ~kills[index] | reads[index]
-                left &= ~kills[index]
+                used = used & ~self.kills[index] | self.reads[index]
+                left &= ~self.kills[index]
             gen.append(used)
             keep.append(left)
-            successors.append([start_of[item] for item in self.cfg.successors(block.end - 1)])
+            last = block.end - 1
+            following = self.cfg.successors(last)
+            successors.append([number_of[item] for item in following])
+            leaves = kind[last] in (Flow.RETURN, Flow.INDIRECT) and not set(following) - {last + 1}
+            unknown.append(self.everything if leaves else 0)
         before: list[list[int]] = [[] for _ in blocks]
         for number, following in enumerate(successors):
             for item in following:
@@ -48,7 +72,7 @@ class PredicateLiveness:
         work = list(range(len(blocks)))
         while work:
             number = work.pop()
-            out = 0
+            out = unknown[number]
             for item in successors[number]:
                 out |= live_in[item]
             new = gen[number] | out & keep[number]
@@ -56,19 +80,33 @@ class PredicateLiveness:
             if new != live_in[number]:
                 live_in[number] = new
                 work.extend(before[number])
-        return {block.start: live_out[number] for number, block in enumerate(blocks)}
+        return live_out
+
+    def _block(self, index: int) -> tuple[int, list[int]]:
+        """(first instruction of the block of ``index``, live-in of each of its instructions and live-out)."""
+        number = int(np.searchsorted(self._starts, index, side="right")) - 1
+        block = self.cfg.blocks[number]
+        found = self._cache.get(number)
+        if found is None:
+            live = self._block_out[number]
+            found = [live]
+            for at in range(block.end - 1, block.start - 1, -1):
+                live = live & ~self.kills[at] | self.reads[at]
+                found.append(live)
+            found.reverse()
+            self._cache[number] = found
+        return block.start, found
 
     def live_in(self, index: int) -> int:
-        """Mask of the predicates whose value at ``index`` may still be read by it or later."""
+        """Registers whose value at ``index`` may still be read by it (or by code inserted before it) or later."""
         if not self.known:
-            return 0x7F
-        starts = np.flatnonzero(self.cfg.leaders[: index + 1])
-        start = int(starts[-1])
-        end = start + 1
-        leaders = self.cfg.leaders
-        while end < len(leaders) and not leaders[end]:
-            end += 1
-        live = self._out[start]
-        for at in range(end - 1, index - 1, -1):
-            live = live & ~int(self._kills[at]) | int(self._reads[at])
-        return live
+            return self.everything
+        start, masks = self._block(index)
+        return masks[index - start]
+
+    def live_out(self, index: int) -> int:
+        """Registers whose value behind ``index`` may still be read."""
+        if not self.known:
+            return self.everything
+        start, masks = self._block(index)
+        return masks[index - start + 1]

@@ -8,16 +8,16 @@ instructions touch a given register. Words that differ only in their control bit
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from gwatch.errors import DecodeError
 from gwatch.sass.control import CONTROL_MASK, Control, control_fields
-from gwatch.sass.isa.vector import FILE_CODES, Uses
+from gwatch.sass.isa.vector import FILE_CODES, ROLE_CODES, Uses
 
 if TYPE_CHECKING:
     from gwatch.sass.isa import Isa
@@ -25,11 +25,14 @@ if TYPE_CHECKING:
 Words = npt.NDArray[np.uint64]
 UNKNOWN = "?"
 ADDEND = "addend"
+_PREDICATE_COPIES = frozenset({"P2R", "R2P", "UP2UR", "UR2UP"})
 _ADDING = frozenset({"IMAD", "UIMAD", "FFMA", "DFMA", "HFMA2", "IDP", "IDP4A"})
 _WIDEST = 16
+_FILE_SIZES = {"R": 255, "UR": 255, "P": 7, "UP": 7}
 _NAMED = re.compile(r"\b(UR|UP|R|P|B)(\d+)")
 _WHOLE = re.compile(r"\b(UP|P)R\b")
 _PREDICATE = re.compile(r"!?U?P[0-9T]+$")
+_WHOLE_FILE = re.compile(r"^(?:@!?U?P\w+ )?(U?P2U?R|U?R2U?P)\S* .*?\bU?PR\b.*?(?:, (0x[0-9a-f]+))?$")
 _REGISTER = re.compile(r"\b(U?R)(\d+)")
 _CONTROL_HIGH = np.uint64(CONTROL_MASK >> 64)
 _PLAIN = Control().to_bits()
@@ -93,6 +96,15 @@ def registers_in(text: str) -> dict[str, set[int]]:
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class Masks:
+    """Per instruction: registers it may read, may write, and surely overwrites (bit n = register n)."""
+
+    reads: list[int]
+    writes: list[int]
+    kills: list[int]
+
+
 _NOT_KNOWN = WordFacts(False, False, UNKNOWN, UNKNOWN, UNKNOWN, (7, False), (), "")
 
 
@@ -108,6 +120,8 @@ def word_facts(isa: Isa, word: int) -> WordFacts:
     if decoded.mnemonic in _ADDING:
         _mark_addend(reads, decoded.text)
     uses = (*reads, *(Use(use.file, use.first, use.count, use.role, True) for use in effects.writes))
+    if decoded.mnemonic in _PREDICATE_COPIES:
+        uses = (*uses, *_whole_file(decoded.text))
     return WordFacts(
         True,
         effects.complete,
@@ -132,6 +146,24 @@ def _mark_addend(reads: list[Use], text: str) -> None:
         if use.role == "data" and use.file == register[1] and use.first == int(register[2]):
             reads[place] = Use(use.file, use.first, use.count, ADDEND, False)
             return
+
+
+def _whole_file(text: str) -> list[Use]:
+    """The predicates that ``P2R R0, PR, RZ, 0x7f`` reads and ``R2P PR, R0, 0x7f`` writes: the mask's, one by one.
+
+    nvdisasm's life ranges, from which the tables' effects come, don't show them. Without an immediate mask: all.
+    """
+    match = _WHOLE_FILE.match(text)
+    if match is None:
+        return []
+    mask = int(match[2], 16) if match[2] else 0x7F
+    file = "UP" if match[1] in ("UP2UR", "UR2UP") else "P"
+    write = match[1].endswith("P")
+    found = [Use(file, number, 1, "predicate", write) for number in range(7) if mask >> number & 1]
+    if write and not match[2]:
+        # Which ones keep their value isn't known.
+        found += [Use(file, number, 1, "predicate", False) for number in range(7)]
+    return found
 
 
 def plain(word: int) -> int:
@@ -171,7 +203,27 @@ class CodeView:
 
     @cached_property
     def _uses(self) -> Uses:
-        return self.isa.uses(self.words)
+        uses = self.isa.uses(self.words)
+        copies = [uses.mnemonic_names.index(name) for name in _PREDICATE_COPIES if name in uses.mnemonic_names]
+        rows = np.flatnonzero(np.isin(uses.mnemonic, copies)) if copies else np.zeros(0, np.int64)
+        more = [(row, use) for row in rows.tolist() for use in _whole_file(self.facts(row).text)]
+        if not more:
+            return uses
+        index = np.concatenate((uses.index, np.array([row for row, _ in more], uses.index.dtype)))
+        order = np.argsort(index, kind="stable")
+
+        def joined(column: npt.NDArray[Any], values: list[int]) -> npt.NDArray[Any]:
+            return np.concatenate((column, np.array(values, column.dtype)))[order]
+
+        return replace(
+            uses,
+            index=index[order],
+            file=joined(uses.file, [FILE_CODES[use.file] for _, use in more]),
+            first=joined(uses.first, [use.first for _, use in more]),
+            count=joined(uses.count, [use.count for _, use in more]),
+            role=joined(uses.role, [ROLE_CODES[use.role] for _, use in more]),
+            write=joined(uses.write, [use.write for _, use in more]),
+        )
 
     def named(self, file: str, certain: bool = False) -> set[int]:
         """All registers of ``file`` that some instruction of the section reads or writes.
@@ -203,21 +255,37 @@ class CodeView:
         found: list[int] = np.flatnonzero(~self._uses.complete).tolist()
         return found
 
-    def predicate_masks(self) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
-        """Per instruction: predicates it reads (guard included), and those it surely overwrites (bit n = Pn)."""
+    def masks(self, file: str) -> Masks:
+        """Per instruction, as integers with bit n for register n of ``file``: what it may read (guard included), may
+        write, and surely overwrites.
+
+        A word whose uses the tables can't list reads and writes what its text names and the 15 registers behind each;
+        a word that they can't read at all, everything.
+        """
         uses = self._uses
-        chosen = uses.file == FILE_CODES["P"]
-        index, write = uses.index, uses.write
-        bits = (
-            ((1 << uses.count[chosen].astype(np.int64)) - 1) << uses.first[chosen].astype(np.int64)
-        ) & 0x7F
-        reads, kills = np.zeros(len(self), np.uint8), np.zeros(len(self), np.uint8)
-        written = write[chosen]
-        np.bitwise_or.at(reads, index[chosen][~written], bits[~written].astype(np.uint8))
-        np.bitwise_or.at(kills, index[chosen][written], bits[written].astype(np.uint8))
-        for row in self.incomplete():
-            reads[row] = sum(1 << number for number in registers_in(self.facts(row).text).get("P", ()))
-            kills[row] = 0
+        count = len(self)
+        size = _FILE_SIZES[file]
+        reads, writes = [0] * count, [0] * count
+        chosen = uses.file == FILE_CODES[file]
+        rows = zip(
+            uses.index[chosen].tolist(),
+            uses.first[chosen].tolist(),
+            uses.count[chosen].tolist(),
+            uses.write[chosen].tolist(),
+            strict=True,
+        )
+        everything = (1 << size) - 1
+        for index, first, number, write in rows:
+            (writes if write else reads)[index] |= ((1 << number) - 1) << first & everything
         guarded = (self.words[:, 0] >> np.uint64(12) & np.uint64(15)) != np.uint64(7)
-        kills[guarded] = 0
-        return reads, kills
+        kills = [0 if item else mask for item, mask in zip(guarded.tolist(), writes, strict=True)]
+        for row in self.incomplete():
+            facts = self.facts(row)
+            wide = (1 << (_WIDEST if file in ("R", "UR") else 1)) - 1
+            mask = 0 if facts.known else everything
+            for first in registers_in(facts.text).get(file, ()):
+                mask |= wide << first & everything
+            reads[row] |= mask
+            writes[row] |= mask
+            kills[row] = 0
+        return Masks(reads, writes, kills)

@@ -53,7 +53,7 @@ def recorder(cubin: Cubin, kernel: KernelDef) -> Rewriter:
     rewriter = Rewriter(cubin, kernel)
     rewriter.reserve("off")
     rewriter.reserve("base")
-    rewriter.reserve("a", 2)
+    rewriter.reserve("a", 2, kept=(1,))
     rewriter.reserve("d", 2, "UR")
     rewriter.insert("entry", PROLOGUE)
     return rewriter

@@ -113,6 +113,12 @@ class Warp:
         return int.from_bytes(self.machine.banks[int(match[1])][offset : offset + size], "little")
 
     def _address(self, text: str) -> Words:
+        offset = re.fullmatch(r"\[R(\d+)\.U32\+UR(\d+)(?:\+(0x[0-9a-f]+))?\]", text)
+        if offset:
+            register = int(offset[2])
+            assert register % 2 == 0
+            base = self.ur[register] | self.ur[register + 1] << 32
+            return self._read(int(offset[1])) + np.uint64(base + int(offset[3] or "0", 16))
         match = re.fullmatch(r"desc\[UR(\d+)\]\[R(\d+)\.64(?:\+(0x[0-9a-f]+))?\]", text)
         assert match, text
         assert self.ur[int(match[1])] == 0xDE5C and self.ur[int(match[1]) + 1] == 0xDE5D

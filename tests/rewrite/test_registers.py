@@ -1,57 +1,56 @@
-"""Choosing physical registers: from R(n-2) up, aligned, around exclusions, within launch bounds."""
+"""Register files: aligned groups around exclusions; launch bounds; the count that costs no occupancy."""
 
 import pytest
 
 from gwatch.errors import RegisterPressureError, UnsupportedError
-from gwatch.rewrite.registers import Allocator, check_launchable, parse_excluded
-from gwatch.sass.arch import arch_by_name
+from gwatch.rewrite.registers import Allocator, RegisterFile, check_launchable, parse_excluded
+from gwatch.sass.arch import arch_by_name, free_ceiling, occupancy
 
 SM90 = arch_by_name("sm_90")
 
 
 def allocator(
-    count: int,
     excluded: dict[str, list[int]] | None = None,
     predicates: frozenset[int] = frozenset(),
     uniforms: frozenset[int] = frozenset(),
 ) -> Allocator:
-    return Allocator(SM90, "kern", count, uniforms, predicates, parse_excluded(excluded), count - 2)
+    return Allocator(SM90, "kern", uniforms, predicates, parse_excluded(excluded))
 
 
-def test_registers_start_above_the_last_one_named_and_the_count_is_highest_plus_three() -> None:
-    pool = allocator(14)
-    assert pool.take("R", 1, "a") == 12
-    assert pool.new_count == 15
-    assert pool.take("R", 2, "t") == 14
-    assert pool.take("R", 1, "b") == 13
-    assert pool.new_count == 18
+def test_a_file_hands_out_aligned_groups_around_what_is_taken() -> None:
+    file = RegisterFile("R", 12, 20, frozenset({14}))
+    assert [file.take(1), file.take(2), file.take(1), file.take(4)] == [12, 16, 13, None]
+    assert file.used == {12, 13, 16, 17}
 
 
 def test_excluded_registers_are_never_given_out() -> None:
-    pool = allocator(14, {"general": [12, 14], "predicate": [6], "uniform_general": [60]})
-    assert [pool.take("R", 1, "a"), pool.take("R", 2, "t"), pool.take("R", 1, "b")] == [13, 16, 15]
+    pool = allocator({"predicate": [6], "uniform_general": [60]})
     assert pool.take("P", 1, "p") == 5
     assert pool.take("UR", 2, "u") == 58
     assert pool.take("UR", 2, "v") == 56
 
 
-def test_every_kind_of_register_can_run_out_by_name() -> None:
-    with pytest.raises(
-        RegisterPressureError, match=r"\[registers\] kern: 1 R register for %a: the kernel uses 255"
-    ):
-        allocator(255).take("R", 1, "a")
+def test_predicates_and_uniform_registers_can_run_out_by_name() -> None:
     with pytest.raises(RegisterPressureError, match=r"\[predicates\]"):
-        allocator(14, predicates=frozenset(range(7))).take("P", 1, "p")
+        allocator(predicates=frozenset(range(7))).take("P", 1, "p")
+    assert allocator(predicates=frozenset(range(7))).take("P", 1, "p", entry=True) == 6
     with pytest.raises(RegisterPressureError, match=r"\[uniform-registers\]"):
-        allocator(14, uniforms=frozenset(range(0, 63, 2))).take("UR", 2, "u")
+        allocator(uniforms=frozenset(range(0, 63, 2))).take("UR", 2, "u")
 
 
-def test_the_last_usable_register_is_r252() -> None:
-    pool = allocator(254)
-    assert pool.take("R", 1, "a") == 252
-    assert pool.new_count == 255
-    with pytest.raises(RegisterPressureError):
-        pool.take("R", 1, "b")
+@pytest.mark.parametrize(
+    ("count", "ceiling"),
+    [(4, 32), (32, 32), (33, 40), (40, 40), (80, 80), (81, 96), (97, 128), (129, 168), (169, 255), (255, 255)],
+)
+def test_the_free_ceiling_keeps_the_occupancy_of_every_launch(count: int, ceiling: int) -> None:
+    assert free_ceiling(SM90, count) == ceiling
+    for threads in (32, 96, 128, 256, 320, 512, 1024):
+        now = occupancy(SM90, count, threads)
+        assert not now or occupancy(SM90, ceiling, threads) == now, threads
+    following = min(255, ceiling + 1)
+    assert ceiling == 255 or any(
+        occupancy(SM90, following, threads) < occupancy(SM90, count, threads) for threads in (32, 64, 128)
+    )
 
 
 @pytest.mark.parametrize(

@@ -125,11 +125,8 @@ def test_kernel_bytes_outside_the_rewritten_one_stay(corpus_sm90: list[Path]) ->
             before.get_kerneldef_by_name(name).words, after.get_kerneldef_by_name(name).words
         )
         assert same == (name != kernels[2])
-        changed = (
-            before.get_kerneldef_by_name(name).register_count
-            != after.get_kerneldef_by_name(name).register_count
-        )
-        assert changed == (name == kernels[2])
+        counts = [cubin.get_kerneldef_by_name(name).register_count for cubin in (before, after)]
+        assert counts[0] == counts[1], "a dead register will do"
     assert before.data == image, "the rewriter changed its input"
 
 
@@ -208,7 +205,7 @@ def test_excluded_registers_are_not_touched(corpus_sm90: list[Path]) -> None:
     result = rewriter.apply()
     verify(image, result)
     given = result.sites[0].registers
-    assert given == {"t": "R28", "u": "UR58", "p0": "P4", "r0": "R25", "r1": "R30"}
+    assert given == {"t": "R28", "u": "UR58", "p0": "P4", "r0": "R25", "r1": "R2"}
 
 
 def test_integers_are_written_as_the_instruction_wants_them(corpus_sm90: list[Path]) -> None:
@@ -267,22 +264,6 @@ def test_requests_that_make_no_sense_are_refused(corpus_sm90: list[Path]) -> Non
         Rewriter(rewriter.cubin, "nothing")
 
 
-@pytest.mark.parametrize(
-    ("part", "code"),
-    [
-        ("sgl_flash_mla-14516869dcfb", "setmaxnreg"),
-    ],
-)
-def test_kernels_that_cannot_be_rewritten_yet_are_refused_by_name(
-    corpus_sm90: list[Path], part: str, code: str
-) -> None:
-    _, rewriter = kernel_of(corpus_sm90, part)
-    rewriter.insert(5, MARK, {"number": 1})
-    with pytest.raises(UnsupportedError) as caught:
-        rewriter.apply()
-    assert caught.value.code == code and rewriter.kernel.name in str(caught.value)
-
-
 def test_state_outlives_driver_functions_in_registers_that_they_keep(corpus_sm90: list[Path]) -> None:
     path = named(corpus_sm90, "sgl_flash_mla-38d1a903907e")
     cubin = Cubin.from_file(path)
@@ -293,7 +274,7 @@ def test_state_outlives_driver_functions_in_registers_that_they_keep(corpus_sm90
     result = rewriter.apply()
     verify(path.read_bytes(), result)
     kept = survivors(cubin.arch)
-    assert {*result.state} == {"off", "base", "a", "d"}
+    assert {*result.state} == {"off", "base", "a+1", "d"}
     for name, register in result.state.items():
         file = register.rstrip("0123456789")
         assert (file, int(register.removeprefix(file))) in kept, name
@@ -353,5 +334,5 @@ def test_occupancy_knows_the_kernel_s_static_shared_memory(corpus_sm90: list[Pat
     result = rewriter.apply()
     # 39,096 bytes of shared memory and 1 KiB of the system's: 5 CTAs in 228 KiB, whatever the registers.
     assert rewriter.surroundings.static_shared == 39096
-    assert (result.registers_before, result.registers_after) == (40, 41)
+    assert (result.registers_before, result.registers_after) == (40, 40)
     assert (result.threads_per_cta, result.occupancy_before, result.occupancy_after) == (128, 5, 5)

@@ -46,8 +46,11 @@ class Launch:
     machine: Machine = field(init=False)
     visits: dict[tuple[int, int], list[Visit]] = field(default_factory=dict)
     left: set[tuple[int, int]] = field(default_factory=set)
+    homes: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
+        places = "/".join(self.plan.rewritten.state.values()).split("/")
+        self.homes = {int(place[1:]) for place in places if place.startswith("R")}
         layout, site_map = self.layout, self.plan.site_map
         base = 0x7F3A_FFF0_1000
         size = layout.allocation_bytes
@@ -96,7 +99,7 @@ class Launch:
         active = np.isin(np.arange(32), lanes)
         # The guard is !P0.
         state.p[0] = ~np.isin(np.arange(32), guard)
-        for register in range(30):
+        for register in set(range(30)) - self.homes:
             rng = random.Random(len(self.machine.reads) * 64 + register)
             state.r[register] = np.array([rng.getrandbits(32) for _ in range(32)], np.uint64)
             state.ur[register] = rng.getrandbits(32)
@@ -290,12 +293,27 @@ def test_sites_at_one_index_run_in_list_order_and_index_0_comes_after_the_prolog
     assert plan.site_map.sites[1].line == 23 and plan.site_map.sites[1].label == "b"
 
 
-def test_a_record_is_five_instructions_in_nine_cycles(cubin: Cubin) -> None:
-    placed = plan_trace(cubin, "matmul", [SassTraceSite(FREE)], clock="sm").rewritten.sites[1]
+def test_a_record_is_five_instructions_in_nine_cycles(corpus_sm90: list[Path]) -> None:
+    """Where the kernel has six registers to spare below the count that would cost occupancy."""
+    cubin = Cubin.from_file(next(path for path in corpus_sm90 if "jax_cuda13_plugin-bb4300356c24" in path.name))
+    (kernel,) = cubin.get_map_kernel_def().values()
+    rewritten = plan_trace(cubin, kernel, [SassTraceSite(60)], clock="sm").rewritten
+    placed = rewritten.sites[1]
+    assert (rewritten.registers_before, rewritten.registers_after) == (26, 32)
     assert [text.split()[0] for text in placed.texts] == [
         "CS2R.32", "LOP3.LUT", "LOP3.LUT", "STG.E.EF.64", "IADD3",
     ]  # fmt: skip
-    assert sum(control[0] for control in placed.controls) == 9
+    assert placed.cycles == 9 and placed.waits == 0 and set(placed.ways.values()) == {"above the count"}
+
+
+def test_a_kernel_without_room_keeps_its_registers_for_one_instruction_more(cubin: Cubin) -> None:
+    """The matmul kernel has 32 registers and 8 CTAs of 256 threads per SM: neither changes."""
+    rewritten = plan_trace(cubin, "matmul", [SassTraceSite(FREE), SassTraceSite(GUARDED)], clock="sm").rewritten
+    assert rewritten.registers_after == rewritten.registers_before == 32
+    assert rewritten.occupancy_after == rewritten.occupancy_before == 8
+    for placed in rewritten.sites[1:]:
+        assert sum(text != "NOP" for text in placed.texts) == 6
+        assert placed.ways == {"rec": "dead", "addr": "dead", "off": "home"}
 
 
 def test_uniform_guards_are_inherited(corpus_sm90: list[Path]) -> None:

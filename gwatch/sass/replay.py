@@ -1,0 +1,432 @@
+"""Follow every value through a rewritten kernel: what each register holds, and what is still on its way.
+
+This is the proof that inserted code takes nothing from the kernel. It runs forward over the finished words, along all
+paths, and asks no liveness analysis: each register holds the kernel's own value until inserted code overwrites it; an
+original instruction that reads such a register is an error, one that overwrites it makes it the kernel's again. Values
+of inserted code are followed by name through copies, so a reader that would find another value (or one that the
+kernel has overwritten) is an error as well. Registers saved to local memory count as the kernel's again once they are
+loaded back.
+
+Beside the values goes what is in flight: an instruction of variable latency may write its results and read its sources
+until its scoreboard is waited for. Of original instructions only the registers that inserted code overwrites matter.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from gwatch.sass.cfg import OUTSIDE, Cfg, Flow
+from gwatch.sass.control import NO_SCOREBOARD
+from gwatch.sass.uses import CodeView, Use, WordFacts
+
+if TYPE_CHECKING:
+    from gwatch.sass.integrity import Rewrite
+    from gwatch.sass.scoreboards import Waits
+
+Key = tuple[str, int]
+ALWAYS = (7, False)
+MIXED = "different values, depending on the way"
+STALE = "an old copy"
+NEVER, GROUP = -1, -2
+_STACK_LOAD = re.compile(r"LDC R1, c\[0x0\]\[0x[0-9a-f]+\]$")
+_COPY = re.compile(r"MOV R(\d+), R(\d+)$")
+_SAVE = re.compile(r"STL \[R1\+(-0x[0-9a-f]+)\], R(\d+)$")
+_LOAD = re.compile(r"LDL R(\d+), \[R1\+(-0x[0-9a-f]+)\]$")
+_PACK = re.compile(r"P2R R(\d+), PR, RZ, 0x7f$")
+_UNPACK = re.compile(r"R2P PR, R(\d+), (0x[0-9a-f]+)$")
+# Read their registers after they issued even where the tables say fixed latency.
+_MEMORY = re.compile(r"(LD|ST|RED|ATOM|SU|TEX|TLD|TXD|UTMA|UBLK|SHFL|SYNCS)")
+
+
+def keys_of(use: Use) -> Iterator[Key]:
+    """The registers of a use, one by one."""
+    return ((use.file, number) for number in range(use.first, use.first + use.count))
+
+
+@dataclass(frozen=True, slots=True)
+class Flying:
+    """A register that something may still write (``result``) or read, until scoreboard ``board`` is waited for
+    (:data:`NEVER`: nothing tells; :data:`GROUP`: the asynchronous group).
+    """
+
+    board: int
+    result: bool
+    key: Key
+    inserted: bool
+
+
+@dataclass(slots=True)
+class State:
+    """What is known at a point. ``values``: registers that don't hold the kernel's own value, with what they hold."""
+
+    values: dict[Key, str] = field(default_factory=dict)
+    slots: dict[int, str] = field(default_factory=dict)
+    flying: set[Flying] = field(default_factory=set)
+
+    def copy(self) -> State:
+        """Its own copy."""
+        return State(dict(self.values), dict(self.slots), set(self.flying))
+
+    def merge(self, other: State) -> bool:
+        """Join ``other`` in; whether anything changed."""
+        changed = False
+        for key in self.values.keys() | other.values.keys():
+            mine, theirs = self.values.get(key, ""), other.values.get(key, "")
+            joined = mine if mine == theirs else MIXED
+            if joined != mine:
+                self.values[key] = joined
+                changed = True
+        for slot in list(self.slots):
+            if other.slots.get(slot) != self.slots[slot]:
+                del self.slots[slot]
+                changed = True
+        if not other.flying <= self.flying:
+            self.flying |= other.flying
+            changed = True
+        return changed
+
+    def held(self, key: Key) -> str:
+        """What a register holds; ``=R5`` is the kernel's own value of R5."""
+        return self.values.get(key) or f"={key[0]}{key[1]}"
+
+
+class Replay:
+    """One forward pass to a fixed point, then one that reports. ``view``/``cfg``/``waits``: the rewritten code;
+    ``place``: original index -> new index; ``report(index, kind, message)``.
+    """
+
+    def __init__(
+        self,
+        rewrite: Rewrite,
+        view: CodeView,
+        cfg: Cfg,
+        waits: Waits,
+        place: Mapping[int, int],
+        report: Callable[[int, str, str], None],
+    ) -> None:
+        self.rewrite, self.view, self.cfg, self.waits = rewrite, view, cfg, waits
+        self.inserted = rewrite.inserted[: rewrite.count].tolist()
+        self.original = {new: old for old, new in place.items()}
+        self._tell = report
+        self._told: set[tuple[int, str, str]] = set()
+        self._loud = False
+        # Registers of the kernel that inserted code overwrites: only there original instructions in flight matter.
+        self.shared = {
+            key
+            for index, flag in enumerate(self.inserted)
+            if flag
+            for use in view.facts(index).writes()
+            for key in keys_of(use)
+            if key not in rewrite.own
+        }
+        self._stack_load = self._only_stack_load()
+        self._quick = self._masks()
+
+    def _only_stack_load(self) -> str | None:
+        """The text of the one original instruction that writes R1, where that is a constant."""
+        texts = [
+            self.view.facts(index).text.rstrip(" ;")
+            for index in self.view.writers("R", 1).tolist()
+            if not self.inserted[index]
+        ]
+        return texts[0] if len(texts) == 1 and _STACK_LOAD.match(texts[0]) else None
+
+    def _masks(self) -> list[bool]:
+        """Per instruction: whether it is worth looking at (inserted, touching ``shared`` or inserted registers, or
+        leaving).
+        """
+        wanted = dict.fromkeys(("R", "UR", "P", "UP"), 0)
+        for file, number in self.shared | set(self.rewrite.own):
+            wanted[file] = wanted.get(file, 0) | 1 << number
+        out = [bool(flag) for flag in self.inserted]
+        for file, mask in wanted.items():
+            if mask:
+                masks = self.view.masks(file)
+                for index, (reads, writes) in enumerate(zip(masks.reads, masks.writes, strict=True)):
+                    if (reads | writes) & mask:
+                        out[index] = True
+        kinds = self.cfg.flow.kind
+        special = (Flow.CALL, Flow.CALL_OUT, Flow.CALL_INDIRECT, Flow.RETURN, Flow.INDIRECT)
+        for index in range(len(out)):
+            out[index] = out[index] or kinds[index] in special
+        return out
+
+    def _report(self, index: int, kind: str, message: str) -> None:
+        if self._loud and (index, kind, message) not in self._told:
+            self._told.add((index, kind, message))
+            self._tell(index, kind, message)
+
+    def run(self) -> None:
+        """Find the fixed point, then report what is wrong in it."""
+        blocks = self.cfg.blocks
+        number_of = {block.start: number for number, block in enumerate(blocks)}
+        found: list[State | None] = [None] * len(blocks)
+        known = {key: value for claims in self.rewrite.claims.values() for key, value in claims.items()}
+        elsewhere = {key: known[key] for key in self.rewrite.own if "." not in known.get(key, ".")}
+        found[0] = State(dict(self.rewrite.initial))
+        work = [0]
+        for entry in sorted(set(self.cfg.entries) - {0}):
+            # Entered from code that isn't shown here: what nobody else uses has kept its value.
+            if not self.cfg.predecessors(entry):
+                found[number_of[entry]] = State(dict(elsewhere))
+                work.append(number_of[entry])
+        while work:
+            number = work.pop()
+            state = found[number]
+            assert state is not None
+            state = state.copy()
+            block = blocks[number]
+            for index in range(block.start, block.end):
+                self._step(index, state)
+            for item in self.cfg.successors(block.end - 1):
+                following = number_of[item]
+                old = found[following]
+                if old is None:
+                    found[following] = state.copy()
+                    work.append(following)
+                elif old.merge(state):
+                    work.append(following)
+        self._loud = True
+        for block, state in zip(blocks, found, strict=True):
+            if state is not None:
+                state = state.copy()
+                for index in range(block.start, block.end):
+                    self._step(index, state)
+
+    def _step(self, index: int, state: State) -> None:
+        mask = int(self.waits.mask[index])
+        group = bool(self.waits.group[index])
+        if state.flying and (mask or group):
+            state.flying = {
+                item
+                for item in state.flying
+                if not (item.board >= 0 and mask >> item.board & 1) and not (group and item.board == GROUP)
+            }
+        if not self._quick[index]:
+            return
+        facts = self.view.facts(index)
+        if self.inserted[index]:
+            self._line(index, facts, state)
+            if index == self.rewrite.entry - 1:
+                # Nothing is defined yet when a kernel is entered: what the entry's scratch leaves is as good.
+                state.values = {key: value for key, value in state.values.items() if "." not in value}
+        else:
+            self._kernel(index, facts, state)
+
+    # original instructions -----------------------------------------------------------------------------------------
+
+    def _kernel(self, index: int, facts: WordFacts, state: State) -> None:
+        reads = {key for use in facts.reads() for key in keys_of(use)}
+        writes = {key for use in facts.writes() for key in keys_of(use)}
+        if not facts.complete:
+            wanted = (state.values.keys() | self.shared) - self.rewrite.own
+            touched = {key for key in wanted if facts.may_touch(*key)}
+            reads |= touched
+            writes |= touched
+        sure = facts.complete and facts.guard == ALWAYS
+        kind = self.cfg.flow.kind[index]
+        if self.original[index] in self.rewrite.calls:
+            self._call(index, facts, state)
+        for key in reads & state.values.keys():
+            self._report(
+                index, "clobber", f"{facts.text} reads {key[0]}{key[1]}, which holds {self._name(state.values[key])}"
+            )
+        for item in list(state.flying):
+            if item.key in writes or (item.result and item.key in reads):
+                if item.inserted:
+                    self._report(
+                        index,
+                        "lent",
+                        f"{facts.text} uses {item.key[0]}{item.key[1]}, which inserted code may still "
+                        + ("write" if item.result else "read"),
+                    )
+                elif item.key in writes or item.board == NEVER:
+                    # A compiler waits as long as it must: what it overwrites (or reads) is there.
+                    state.flying.discard(item)
+        for key in writes:
+            if key in state.values:
+                if sure:
+                    del state.values[key]
+                else:
+                    state.values[key] = MIXED
+        if ("R", 1) in writes or kind in (Flow.CALL, Flow.CALL_OUT, Flow.CALL_INDIRECT, Flow.RETURN):
+            state.slots.clear()
+        if kind in (Flow.RETURN, Flow.INDIRECT) and not set(self.cfg.successors(index)) - {index + 1}:
+            for key in state.values.keys() - self.rewrite.own:
+                self._report(
+                    index,
+                    "clobber",
+                    f"{facts.text} goes on where {key[0]}{key[1]} may be read, which holds "
+                    f"{self._name(state.values[key])}",
+                )
+        self._launch(index, facts, state, reads & self.shared, writes & self.shared, inserted=False)
+
+    def _call(self, index: int, facts: WordFacts, state: State) -> None:
+        callee = self.rewrite.calls.get(self.original[index])
+        if callee is None:
+            return
+        for key in list(state.values):
+            if key[0] != "R":
+                continue
+            # The kernel can hand over nothing in a register that it doesn't name.
+            if callee.reads >> key[1] & 1 and key not in self.rewrite.own:
+                self._report(
+                    index,
+                    "clobber",
+                    f"{facts.text} may read {key[0]}{key[1]}, which holds {self._name(state.values[key])}",
+                )
+            if callee.touches >> key[1] & 1:
+                state.values[key] = MIXED
+        for item in state.flying:
+            used = callee.uses | (callee.reads if item.result else 0)
+            if item.inserted and item.key[0] == "R" and used >> item.key[1] & 1:
+                self._report(index, "lent", f"{facts.text} may use R{item.key[1]} while inserted code still does")
+
+    # inserted code -------------------------------------------------------------------------------------------------
+
+    def _line(self, index: int, facts: WordFacts, state: State) -> None:
+        claims = self.rewrite.claims.get(index, {})
+        text = facts.text.rstrip(" ;")
+        pack = _PACK.match(text)
+        for use in facts.reads():
+            for key in keys_of(use):
+                if not (pack and key[0] == "P"):
+                    self._read(index, facts, state, key, claims.get(key))
+                self._not_flying(index, facts, state, key, results_only=True)
+        if text == self._stack_load:
+            # The kernel's own load of R1 again: the same value, whichever lands last.
+            state.flying = {item for item in state.flying if item.inserted or item.key != ("R", 1)}
+            self._launch(index, facts, state, set(), {("R", 1)}, inserted=True)
+            return
+        for use in facts.writes():
+            for key in keys_of(use):
+                self._not_flying(index, facts, state, key, results_only=False)
+        self._write(index, facts, text, state, claims)
+        reads = {key for use in facts.reads() for key in keys_of(use)}
+        writes = {key for use in facts.writes() for key in keys_of(use)}
+        self._launch(index, facts, state, reads, writes, inserted=True)
+        if int(self.cfg.flow.target[index]) == OUTSIDE:
+            for item in state.flying:
+                if item.inserted and item.key not in self.rewrite.own:
+                    self._report(index, "lent", f"{item.key[0]}{item.key[1]} is in flight when the copy is entered")
+
+    def _read(self, index: int, facts: WordFacts, state: State, key: Key, claim: str | None) -> None:
+        found = state.values.get(key)
+        name = f"{key[0]}{key[1]}"
+        if claim is None:
+            if found is not None:
+                self._report(index, "clobber", f"{facts.text} reads {name}, which holds {self._name(found)}")
+        elif "." not in claim:
+            if found != claim:
+                self._report(
+                    index,
+                    "stale",
+                    f"{facts.text} reads {name} as %{claim}, but it holds {self._name(found or 'the kernel value')}",
+                )
+        elif found is not None and found != claim and found.partition(".")[0] == claim.partition(".")[0]:
+            self._report(index, "stale", f"{facts.text} reads {name} as {claim}, but it holds {found}")
+
+    def _write(self, index: int, facts: WordFacts, text: str, state: State, claims: Mapping[Key, str]) -> None:
+        save, load = _SAVE.match(text), _LOAD.match(text)
+        pack, unpack, copy = _PACK.match(text), _UNPACK.match(text), _COPY.match(text)
+        if save:
+            state.slots[int(save[1], 16)] = state.held(("R", int(save[2])))
+        elif load and "." in claims.get(("R", int(load[1])), ""):
+            state.values["R", int(load[1])] = claims["R", int(load[1])]
+        elif load:
+            self._set(state, ("R", int(load[1])), state.slots.get(int(load[2], 16), MIXED))
+        elif pack:
+            mine = sum(1 << number for number in range(7) if ("P", number) not in state.values)
+            self._set(state, ("R", int(pack[1])), f"predicates {mine:#x}")
+        elif unpack:
+            packed = re.match(r"predicates (0x[0-9a-f]+)$", state.held(("R", int(unpack[1]))))
+            sound = int(packed[1], 16) if packed else 0
+            for number in range(7):
+                if int(unpack[2], 16) >> number & 1:
+                    self._set(state, ("P", number), f"=P{number}" if sound >> number & 1 else MIXED)
+        elif copy and ("R", int(copy[1])) in claims:
+            self._set(state, ("R", int(copy[1])), state.held(("R", int(copy[2]))))
+            self._claimed(state, ("R", int(copy[1])), claims[("R", int(copy[1]))])
+        else:
+            for use in facts.writes():
+                for key in keys_of(use):
+                    self._assign(index, facts, state, key, claims.get(key))
+
+    @staticmethod
+    def _claimed(state: State, key: Key, claim: str) -> None:
+        """A copy of scratch, or of a kernel's register into scratch, is what its name says."""
+        if "." in claim:
+            state.values[key] = claim
+        elif state.values.get(key) != claim and not state.held(key).startswith("="):
+            # A new value of the state: what else was called that is old now.
+            for other, value in state.values.items():
+                if value == claim:
+                    state.values[other] = STALE
+            if "." in state.held(key):
+                state.values[key] = claim
+
+    def _assign(self, index: int, facts: WordFacts, state: State, key: Key, claim: str | None) -> None:
+        if claim is None:
+            self._report(
+                index, "clobber", f"{facts.text} writes {key[0]}{key[1]}, which belongs to the kernel"
+            )
+            state.values[key] = MIXED
+            return
+        if "." not in claim:
+            if facts.guard != ALWAYS and state.values.get(key) != claim:
+                state.values[key] = MIXED
+                return
+            for other, value in state.values.items():
+                if value == claim:
+                    state.values[other] = STALE
+        state.values[key] = claim
+
+    @staticmethod
+    def _set(state: State, key: Key, value: str) -> None:
+        if value == f"={key[0]}{key[1]}":
+            state.values.pop(key, None)
+        else:
+            state.values[key] = value
+
+    def _not_flying(
+        self, index: int, facts: WordFacts, state: State, key: Key, results_only: bool
+    ) -> None:
+        for item in state.flying:
+            if item.key == key and (item.result or not results_only):
+                whose = "inserted code" if item.inserted else "the kernel"
+                self._report(
+                    index,
+                    "in-flight",
+                    f"{facts.text} uses {key[0]}{key[1]} while {whose} may still "
+                    + ("write it" if item.result else "read it"),
+                )
+
+    def _launch(
+        self, index: int, facts: WordFacts, state: State, reads: set[Key], writes: set[Key], inserted: bool
+    ) -> None:
+        """What an instruction leaves in flight."""
+        control = self.view.control[index]
+        writer, reader = int(control["write_scoreboard"]), int(control["read_scoreboard"])
+        if facts.kind == "async":
+            late = {key for key in reads | writes if key[0] == "R"}
+            state.flying |= {Flying(GROUP, result, key, inserted) for key in late for result in (True, False)}
+            return
+        announced = writer != NO_SCOREBOARD or reader != NO_SCOREBOARD
+        if facts.kind not in ("variable", "unknown") and not announced and not _MEMORY.match(facts.mnemonic):
+            return
+        for key in writes:
+            state.flying.add(Flying(writer if writer != NO_SCOREBOARD else NEVER, True, key, inserted))
+        board = reader if reader != NO_SCOREBOARD else writer if writer != NO_SCOREBOARD else NEVER
+        for key in reads - writes:
+            # Predicates are read when the instruction issues.
+            if key[0] == "R" or (key[0] == "UR" and inserted):
+                state.flying.add(Flying(board, False, key, inserted))
+
+    @staticmethod
+    def _name(value: str) -> str:
+        if value in (MIXED, STALE):
+            return value
+        return f"{value} of inserted code"

@@ -1,0 +1,205 @@
+"""Registers under pressure: dead registers, values that move, budgets by warp role, saved registers and predicates."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gwatch.cuda.binary import Cubin
+from gwatch.cuda.binary.nvinfo import Attr
+from gwatch.cuda.binary.nvinfo import parse as parse_attributes
+from gwatch.rewrite import Rewriter, Snippet, builtin
+from gwatch.rewrite import rewriter as rewriter_module
+from gwatch.rewrite import trace as trace_module
+from gwatch.rewrite.planning import Effort
+from gwatch.rewrite.result import Rewritten
+from gwatch.rewrite.surroundings import Surroundings
+from gwatch.rewrite.trace import SassTraceSite, plan_trace
+from gwatch.rewrite.verify import verify
+from gwatch.sass.control import Control
+from gwatch.sass.hazards import RewriteChecker, check_rewrite
+from gwatch.sass.integrity import Rewrite
+from gwatch.sass.isa import isa_for
+from gwatch.sass.uses import CodeView
+
+MATMUL = Path(__file__).parents[2] / "examples" / "cuda" / "trace" / "matmul_sm90.cubin"
+# tests/gpu/kernels/pressure.cu, nvcc -cubin -arch=sm_90a
+PRESSURE = Path(__file__).parent / "data" / "pressure_sm90a.cubin"
+
+
+@pytest.fixture
+def saving(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans may not raise the count: what isn't dead is saved."""
+
+    def only(attempt: object, shapes: tuple[builtin.Shape, ...]) -> Rewritten:
+        return attempt(shapes[-1], Effort.SAVE)  # type: ignore[operator]
+
+    monkeypatch.setattr(trace_module, "_first_that_fits", only)
+
+
+def test_each_role_keeps_its_budget() -> None:
+    cubin = Cubin.from_file(PRESSURE)
+    kernel = cubin.get_kerneldef_by_name("roles_kernel")
+    budgets = Rewriter(cubin, kernel).surroundings.budgets
+    assert budgets.roles == [24, 168, 240]
+    wanted = ("HGMMA", "UBLKCP", "TRYWAIT", "SYNCS.ARRIVE", "WARPGROUP.DEPBAR")
+    sites = [i for i, text in enumerate(kernel.texts) if any(word in text for word in wanted)]
+    assert {int(budgets.count[i]) for i in sites} == {24, 240}
+    result = plan_trace(cubin, kernel, [SassTraceSite(i, warp_level=True) for i in sites], clock="sm").rewritten
+    assert result.registers_after == result.registers_before == 168
+    view = CodeView(cubin_isa := isa_for("sm_90a"), result.words)
+    assert cubin_isa is view.isa
+    masks = view.masks("R")
+    for index, placed in zip(sites, result.sites[1:], strict=False):
+        named = max(
+            (masks.reads[at] | masks.writes[at]).bit_length() - 1
+            for at in range(placed.first, placed.first + placed.count)
+        )
+        assert named <= int(budgets.count[index]) - 3, placed.texts
+    # Accumulators of products in flight are nobody's scratch.
+    product = next(i for i in sites if "HGMMA" in kernel.texts[i])
+    written = result.sites[1 + sites.index(product) + 1]
+    assert not any(f" R{r}," in text for text in written.texts for r in range(24, 88))
+    verify(cubin.data, result)
+
+
+def test_values_move_between_dead_registers_where_none_lasts() -> None:
+    cubin = Cubin.from_file(PRESSURE)
+    kernel = cubin.get_kerneldef_by_name("full_kernel")
+    assert kernel.register_count >= 250
+    loop = [i for i, text in enumerate(kernel.texts) if "FFMA" in text]
+    result = plan_trace(cubin, kernel, [SassTraceSite(loop[len(loop) // 2])], clock="sm").rewritten
+    assert result.registers_after <= 255 and result.moves
+    assert any("/" in homes for homes in result.state.values())
+    verify(cubin.data, result)
+
+
+def test_live_registers_are_saved_and_put_back(saving: None) -> None:
+    cubin = Cubin.from_file(MATMUL)
+    plan = plan_trace(cubin, "matmul", [SassTraceSite(60)], clock="sm")
+    result = plan.rewritten
+    placed = result.sites[1]
+    assert result.registers_after == 32 and result.occupancy_after == 8
+    (saved,) = placed.saved
+    # Nobody waits for the kernel's own load of R1.
+    assert placed.texts[0] == "LDC R1, c[0x0][0x28]"
+    assert placed.texts[1] == f"STL [R1+-0x4], {saved}" and placed.texts[-2] == f"LDL {saved}, [R1+-0x4]"
+    assert placed.waits == 1 and result.local_bytes == 4
+    patched = Cubin.from_bytes(plan.data)
+    symbol = patched.get_kerneldef_by_name("matmul").symbol.index
+    info = parse_attributes(patched.elf.content(patched.elf.find(".nv.info")))
+    wanted = (Attr.FRAME_SIZE, Attr.MIN_STACK_SIZE)
+    sizes = {item.code: item.words[1] for item in info if item.code in wanted and item.words[0] == symbol}
+    assert sizes == {Attr.FRAME_SIZE: 16, Attr.MIN_STACK_SIZE: 16}
+    verify(cubin.data, result)
+
+
+def test_a_live_predicate_is_saved_in_a_register(monkeypatch: pytest.MonkeyPatch) -> None:
+    named = Surroundings.named
+    monkeypatch.setattr(Surroundings, "idle_predicates", lambda self, index: [])
+    monkeypatch.setattr(
+        Surroundings, "named", lambda self, file: frozenset(range(7)) if file == "P" else named(self, file)
+    )
+    cubin = Cubin.from_file(MATMUL)
+    result = plan_trace(cubin, "matmul", [SassTraceSite(42, warp_level=True)], clock="sm").rewritten
+    texts = [text for text in result.sites[1].texts if text != "NOP"]
+    assert texts[0].startswith("P2R R") and texts[-1].startswith("R2P PR, R")
+    verify(cubin.data, result)
+
+
+@dataclasses.dataclass
+class Caught:
+    rewrite: Rewrite
+    checker: RewriteChecker
+
+    def kinds(self, change: dict[int, str]) -> set[str]:
+        """Kinds of the reports when inserted lines read otherwise."""
+        isa, words = self.checker.isa, self.rewrite.words.copy()
+        for index, text in change.items():
+            control = Control.from_word(int(words[index, 0]) | int(words[index, 1]) << 64)
+            word = isa.encode(text, control=control)
+            words[index] = word & (1 << 64) - 1, word >> 64
+        broken = dataclasses.replace(self.rewrite, words=words)
+        return {item.kind for item in RewriteChecker(isa, self.checker.latency, broken).run()}
+
+
+def _caught(monkeypatch: pytest.MonkeyPatch, path: Path, kernel: str, site: int) -> Caught:
+    seen: list[Caught] = []
+
+    def spy(isa: object, latency: object, rewrite: Rewrite) -> str:
+        seen.append(Caught(rewrite, RewriteChecker(isa, latency, rewrite)))  # type: ignore[arg-type]
+        return check_rewrite(isa, latency, rewrite)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(rewriter_module, "check_rewrite", spy)
+    plan_trace(Cubin.from_file(path), kernel, [SassTraceSite(site)], clock="sm")
+    return seen[-1]
+
+
+def test_a_register_that_is_not_put_back_is_caught(monkeypatch: pytest.MonkeyPatch, saving: None) -> None:
+    caught = _caught(monkeypatch, MATMUL, "matmul", 60)
+    texts = {index: caught.checker.view.facts(index).text for index in caught.checker.new}
+    (load,) = [index for index, text in texts.items() if text.startswith("LDL")]
+    (save,) = [index for index, text in texts.items() if text.startswith("STL")]
+    assert caught.kinds({}) == set()
+    assert "clobber" in caught.kinds({load: "NOP"})
+    assert "clobber" in caught.kinds({save: texts[save].replace("-0x4", "-0x8")})
+    other = "R6" if "R5" in texts[load] else "R5"
+    assert "clobber" in caught.kinds({load: texts[load].replace(texts[load].split()[1].strip(","), other)})
+
+
+def test_a_value_that_does_not_arrive_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = Cubin.from_file(PRESSURE).get_kerneldef_by_name("full_kernel")
+    loop = [i for i, text in enumerate(kernel.texts) if "FFMA" in text]
+    caught = _caught(monkeypatch, PRESSURE, "full_kernel", loop[len(loop) // 2])
+    moves = [
+        index
+        for index in caught.checker.new
+        if index > caught.rewrite.entry and caught.checker.view.facts(index).text.startswith("MOV R")
+    ]
+    assert moves and caught.kinds({}) == set()
+    for index in moves:
+        assert caught.kinds({index: "NOP"}) & {"stale", "clobber"}, index
+
+
+def test_predicates_packed_into_a_register_are_read_and_unpacked_ones_written() -> None:
+    isa = isa_for("sm_90")
+    words = [isa.encode(text) for text in ("P2R R0, PR, RZ, 0x7f", "R2P PR, R0, 0x4", "P2R R3, PR, R4, 0x3")]
+    view = CodeView(isa, np.array([(word & (1 << 64) - 1, word >> 64) for word in words], np.uint64))
+    masks = view.masks("P")
+    assert (masks.reads, masks.writes, masks.kills) == ([0x7F, 0, 3], [0, 4, 0], [0, 4, 0])
+    assert view.named("P") == set(range(7)) and view.writers("P", 2).tolist() == [1]
+
+
+def test_a_branch_back_to_the_first_instruction_skips_the_entry() -> None:
+    """The kernel loops over instruction 0: entry code runs once, a site there in every trip."""
+    image = bytearray(MATMUL.read_bytes())
+    cubin = Cubin.from_bytes(bytes(image))
+    kernel = cubin.get_kerneldef_by_name("matmul")
+    isa = cubin_isa = isa_for("sm_90")
+    assert cubin_isa is isa
+    count = len(kernel.words)
+    (leave,) = [i for i, text in enumerate(kernel.texts) if "EXIT" in text]
+    texts = ["IADD3 R0, R0, 0x1, RZ", "ISETP.LT.AND P0, PT, R0, 0x9, PT", "@P0 BRA 0x0"]
+    code = [*texts, *["NOP"] * (leave - 3), "EXIT"]
+    section = cubin.elf.section(kernel.section_index)
+    for index, text in enumerate(code):
+        stall = 15 if "ISETP" in text else 5
+        word = isa.encode(text, control=Control(stall, int(stall < 12), 7, 7, 0, 0), pc=16 * index)
+        image[section.offset + 16 * index : section.offset + 16 * index + 16] = word.to_bytes(16, "little")
+    looped = Cubin.from_bytes(bytes(image))
+    rewriter = Rewriter(looped, "matmul")
+    rewriter.reserve("n")
+    rewriter.insert("entry", Snippet("MOV %n, RZ", state=("n",)))
+    rewriter.insert(0, Snippet("IADD3 %n, %n, 0x1, RZ", state=("n",)))
+    result = rewriter.apply()
+    entry, site = result.sites
+    assert (entry.first, site.first) == (0, entry.count)
+    branch = int(result.place_map[2])
+    assert isa.decode(
+        int(result.words[branch, 0]) | int(result.words[branch, 1]) << 64, pc=16 * branch
+    ).target == 16 * site.first
+    assert count == len(result.place_map)
+    verify(bytes(image), result)
