@@ -12,11 +12,11 @@ from gwatch.check.findings import Finding, KernelCheck
 from gwatch.check.holders import HolderChecker
 from gwatch.cuda.binary import nvinfo
 from gwatch.cuda.binary.nvinfo import Attr
-from gwatch.errors import GWatchError
+from gwatch.errors import GWatchError, UnsupportedError
 from gwatch.sass.arch import INSTRUCTION_SIZE
 from gwatch.sass.cfg import build_cfg
 from gwatch.sass.isa import isa_for
-from gwatch.sass.latency import latency_for
+from gwatch.sass.latency import latency_for, parse_table
 from gwatch.sass.section import SectionChecker
 
 if TYPE_CHECKING:
@@ -40,7 +40,12 @@ def check_kernel(cubin: Cubin, kernel: KernelDef) -> KernelCheck:
 
 def _check(cubin: Cubin, kernel: KernelDef, result: KernelCheck) -> None:
     isa = isa_for(cubin.arch.name)
-    latency = latency_for(cubin.arch.table)
+    try:
+        latency = latency_for(cubin.arch.table)
+    except UnsupportedError as error:
+        # Scoreboards, control words and code offsets can be checked without distances.
+        result.refused = str(error)
+        latency = parse_table("", cubin.arch.table)
     words = kernel.words
     entries, jumps = _starts(kernel)
     cfg = build_cfg(isa, words, entries, jumps=jumps, callees=entries[1:])

@@ -18,6 +18,7 @@ from gwatch.cuda.binary import Cubin, nvinfo
 from gwatch.cuda.binary.constants import add_constant3
 from gwatch.cuda.binary.layout import Editor
 from gwatch.cuda.binary.nvinfo import Attr
+from gwatch.errors import UnsupportedError
 from gwatch.rewrite.ring import DESCRIPTOR_BYTES
 from gwatch.rewrite.trace import SassTraceSite, TracePlan, plan_trace
 from gwatch.sass.control import Control
@@ -195,6 +196,18 @@ def test_code_that_cannot_be_read_is_not_called_safe(
     broken.write_bytes(with_word(cubin, kernel, 3, lambda word: word | 0xFFF))
     assert main(["check", str(broken)]) == 2
     assert "not checked: [word-unknown]" in capsys.readouterr().out
+
+
+def test_without_distances_the_rest_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(table: str) -> None:
+        raise UnsupportedError("latency-unknown", f"no latency table for {table}")
+
+    monkeypatch.setattr("gwatch.check.kernel.latency_for", unknown)
+    cubin = Cubin.from_file(PIPELINE)
+    (kernel,) = cubin.get_map_kernel_def()
+    broken = with_attribute(cubin, kernel, Attr.EXIT_INSTR_OFFSETS, lambda words: [words[0] + 16, *words[1:]])
+    (check,) = check_cubin(Cubin.from_bytes(broken))
+    assert "latency-unknown" in check.refused and {item.kind for item in check.findings} == {"offset"}
 
 
 @pytest.mark.parametrize(
