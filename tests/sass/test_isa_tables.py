@@ -13,7 +13,7 @@ from gwatch.sass.isa import Isa, isa_for
 from gwatch.sass.isa.table import load
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
-TABLES = {"sm_75": "sm_75", "sm_80": "sm_89", "sm_100": "sm_100a"}
+TABLES = {"sm_75": "sm_75", "sm_80": "sm_89", "sm_100": "sm_100a", "sm_120": "sm_120a"}
 
 
 def rows(table: str) -> list[tuple[int, str, str, str]]:
