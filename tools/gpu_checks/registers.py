@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import re
 import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,9 @@ import numpy as np
 from gpu_checks.support import MATMUL, ROOT, Facts, Program, check, same, trace
 from gwatch.cuda.xtrace import SassTraceSite
 from gwatch.rewrite import Rewriter
+from gwatch.rewrite import trace as trace_module
+from gwatch.rewrite.planning import Effort
+from gwatch.rewrite.surroundings import Surroundings
 from gwatch.rewrite.trace import plan_trace
 
 BLOCKS, TRIPS = 64, 48
@@ -156,3 +161,61 @@ def an_occupancy_bound_matmul_keeps_its_registers() -> Facts:
     per_site = np.bincount(result["records"]["site"], minlength=len(sites))
     assert result["dropped"] == 0 and len(set(per_site.tolist())) == 1, per_site
     return {"registers": planned.registers_after, "occupancy": planned.occupancy_after, "records": int(per_site.sum())}
+
+
+@check("registers")
+def saved_registers_and_predicates_come_back() -> Facts:
+    size = 128
+    rng = np.random.default_rng(6)
+    a, b = (cupy.asarray(rng.random((size, size), np.float32)) for _ in range(2))
+    c = cupy.zeros((size, size), np.float32)
+    function = MATMUL.kernel("matmul")
+
+    def run() -> cupy.ndarray:
+        function((size // 16, size // 16), (16, 16), (a, b, c, np.int32(size)))
+        cupy.cuda.Device().synchronize()
+        return c
+
+    def counted(sites: list[SassTraceSite]) -> list[int]:
+        c.fill(0)
+        result = trace(run, "matmul", sites, sass_per_thread_records=1024)
+        same("matmul output", plain, c.get())
+        assert result["dropped"] == 0
+        found: list[int] = np.bincount(result["records"]["site"], minlength=len(sites)).tolist()
+        return found
+
+    plain = run().get()
+    texts = MATMUL.cubin.get_kerneldef_by_name("matmul").texts
+    products = [i for i, text in enumerate(texts) if "FFMA" in text]
+    sites = [SassTraceSite(products[k], warp_level=bool(k % 2)) for k in (3, 8, 12)]
+    expected = counted(sites)
+    with _scarce():
+        planned = _plan(MATMUL, "matmul", sites)
+        saved = [register for placed in planned.sites for register in placed.saved]
+        packed = [text for placed in planned.sites for text in placed.texts if text.startswith("P2R")]
+        assert saved and packed and planned.registers_after == planned.registers_before, planned.sites
+        found = counted(sites)
+    assert found == expected, (found, expected)
+    return {"records": sum(found), "saved": len(saved), "packed": len(packed), "local_bytes": planned.local_bytes}
+
+
+@contextmanager
+def _scarce() -> Iterator[None]:
+    """Plans may not raise the count, and no predicate is idle: registers and predicates are saved."""
+
+    def only(attempt: Callable[[Any, Effort], Any], shapes: Sequence[Any]) -> Any:
+        return attempt(shapes[-1], Effort.SAVE)
+
+    def named(self: Surroundings, file: str) -> frozenset[int]:
+        return frozenset(range(7)) if file == "P" else kept[2](self, file)
+
+    kept = (trace_module._first_that_fits, Surroundings.idle_predicates, Surroundings.named)
+    trace_module._first_that_fits = only
+    Surroundings.idle_predicates = lambda self, index: []  # type: ignore[method-assign]
+    Surroundings.named = named  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        trace_module._first_that_fits = kept[0]
+        Surroundings.idle_predicates = kept[1]  # type: ignore[method-assign]
+        Surroundings.named = kept[2]  # type: ignore[method-assign]
