@@ -14,9 +14,10 @@ Differences that are understood are counted by cause, all others are printed, an
 
 ``call``       nvdisasm takes a call to read and write what the calling convention allows; gwatch follows it into the
                callee where that is in the section. Its graph steps over calls and ends at returns.
-``saved``      inside a function nvdisasm counts the registers it must not change as live.
+``saved``      nvdisasm counts the registers that a function must not change as live up to its exits.
 ``guard``      a write under a guard ends no life for gwatch; nvdisasm sees that reads under the same guard need none.
 ``collective`` WARPSYNC.COLLECTIVE goes on or jumps; nvdisasm's graph only jumps, its life ranges only go on.
+``trap``       nvdisasm ends its graph at BPT.TRAP and counts registers as live there, gwatch goes on.
 ``fill``       nvdisasm marks the predicate that LDGSTS reads as written.
 ``unmarked``   nvdisasm never marks UR0-UR3; the stack pointer R1 is live everywhere for it.
 ``unproved``   gwatch says itself that it does not know all of the instruction's registers (callers refuse it).
@@ -168,13 +169,16 @@ class KernelCheck:
         for guarded, written in zip(self.guarded, writes, strict=True):
             under_guard |= written if guarded else 0
         live = self._solve(reads, [0 if guarded else w for guarded, w in zip(self.guarded, writes, strict=True)])
-        functions = self.kernel.entry_indices[1:]
+        saved = 0
+        for index, row in rows.items():
+            if self.kinds[index] in (Flow.EXIT, Flow.RETURN) and not self.cfg.flow.conditional[index]:
+                saved |= row.live & ~row.read
         for index, row in rows.items():
             known = row.live | (row.written if self.guarded[index] else 0)
             missing = row.live & ~live[index] & ~UNMARKED & ~STACK
             if missing:
-                inside = bool(functions) and index >= functions[0]
-                self.differ("saved" if inside else "", index, f"live for nvdisasm alone: {names(missing)}")
+                cause = "trap" if self.mnemonics[index] == "BPT" else "" if missing & ~saved else "saved"
+                self.differ(cause, index, f"live for nvdisasm alone: {names(missing)}")
             extra = live[index] & ~known & ~UNMARKED & ~STACK
             if extra:
                 cause = "guard" if not extra & ~under_guard else ""
@@ -225,6 +229,8 @@ class KernelCheck:
             cause = "call" if kind in _CALLS else ""
             if kind == Flow.SPLIT and theirs < ours:
                 cause = "collective"
+            if self.mnemonics[last] == "BPT" and not theirs:
+                cause = "trap"
             self.differ(cause, last, f"goes to {sorted(ours)}, nvdisasm: {sorted(theirs)}")
 
 

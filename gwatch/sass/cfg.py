@@ -7,9 +7,9 @@ and relative calls through a register lead where ``jumps`` and ``callees`` say (
 code); those that nobody lists are in :attr:`Cfg.indirect`, which callers that need every successor refuse.
 
 Semantics as seen in compiler output: ``BRA`` is conditional when it has a guard or a further operand
-(``BRA P1, target``, ``BRA.DIV UR4, target``); ``WARPSYNC.COLLECTIVE`` goes on or jumps; ``BSSY`` and ``LEPC``
-name an address and go on; ``BSYNC`` goes on behind itself, and where a ``BSSY`` names another place also
-there.
+(``BRA P1, target``, ``BRA.DIV UR4, target``) or is ``BRA.CONV``; ``WARPSYNC.COLLECTIVE`` goes on or jumps;
+``BSSY`` and ``LEPC`` name an address and go on; ``BSYNC`` goes on behind itself, and where a ``BSSY`` names
+another place also there.
 """
 
 from __future__ import annotations
@@ -68,6 +68,8 @@ _KINDS = {
     "JCAL": Flow.CALL_OUT,
 }
 FLOW_MNEMONICS = frozenset(_KINDS)
+# BRA.CONV (sm_75 to sm_89) jumps only where the warp has converged, without an operand that says so.
+_ON_CONVERGENCE = "CONV"
 _CALLS = (Flow.CALL, Flow.CALL_INDIRECT)
 _FALLS_THROUGH = np.array([True, True, True, False, True, False, False, False, True, False])
 
@@ -148,8 +150,10 @@ def flow_table(isa: Isa, words: Words) -> FlowTable:
             elif mnemonic == "BSSY":
                 barrier[index] = _barrier(isa, words, index)
             kind[index] = flow
-            conditional[index] = decoded.guard != (isa.arch.predicate_true, False) or (
-                flow in (Flow.BRANCH, Flow.EXIT) and _operand_count(decoded.text) > (flow == Flow.BRANCH)
+            conditional[index] = (
+                decoded.guard != (isa.arch.predicate_true, False)
+                or _ON_CONVERGENCE in decoded.opcode.split(".")
+                or (flow in (Flow.BRANCH, Flow.EXIT) and _operand_count(decoded.text) > (flow == Flow.BRANCH))
             )
     return FlowTable(kind, conditional, target, barrier, mnemonics)
 

@@ -107,3 +107,11 @@ def test_an_unknown_opcode_is_refused_because_it_could_be_a_branch(corpus_sm90: 
     assert opcode_keys(words)[3] == 0xFFF and word_at(words, 3) == 0xFFF
     with pytest.raises(UnsupportedError, match=r"\[word-unknown\] instruction 3 \(0x30"):
         flow_table(isa_for(cubin.arch.name), words)
+
+
+@pytest.mark.parametrize(("arch", "text"), [("sm_75", "BRA.CONV 0x30"), ("sm_80", "BRA.CONV ~URZ, 0x30")])
+def test_a_branch_on_convergence_may_go_on(arch: str, text: str) -> None:
+    isa = isa_for(arch)
+    words = [isa.encode(line, pc=16 * index) for index, line in enumerate([text, "NOP", "NOP", "EXIT"])]
+    rows = np.array([[word & (1 << 64) - 1, word >> 64] for word in words], np.uint64)
+    assert sorted(build_cfg(isa, rows).successors(0)) == [1, 3]
