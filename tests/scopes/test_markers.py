@@ -24,7 +24,14 @@ from gwatch.rewrite.trace import plan_trace
 
 DATA = Path(__file__).resolve().parent / "data"
 ARCHS = sorted(path.stem.removeprefix("markers_") for path in DATA.glob("markers_sm*.cubin"))
-FRONT_ENDS = ("cute_matmul", "triton_attention", "tilelang_matmul", "markers_sm90a", "markers_sm90")
+FRONT_ENDS = (
+    "hgmma_matmul",
+    "cute_matmul",
+    "triton_attention",
+    "tilelang_matmul",
+    "markers_sm90a",
+    "markers_sm90",
+)
 
 
 def kernel_of(path: Path) -> Any:
@@ -142,6 +149,14 @@ def test_kernels_of_every_front_end_are_planned(name: str, warp_level: bool) -> 
         "PMTRIG" in site.instruction and site.warp_level == warp_level for site in planned.site_map.sites
     )
     assert scopes.names[0] == (1, "first") and scopes.regions[0] == (0, 1, "first")
+
+
+def test_a_kernel_that_hands_registers_over_keeps_its_count() -> None:
+    cubin = Cubin.from_file(DATA / "hgmma_matmul.cubin")
+    sites, _ = scope_sites(cubin.get_kerneldef_by_name("hgmma_matmul"), {}, True)
+    planned = plan_trace(cubin, "hgmma_matmul", sites, clock="anchor")
+    assert planned.site_map.registers_before == planned.site_map.registers_after == 168
+    assert len(sites) == 8
 
 
 def test_scopes_of_many_copies_are_refused_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,12 +38,14 @@ def nvcc(kind: str, arch: str, source: Path, target: Path, *more: str) -> None:
 
 
 def cuda() -> None:
-    """markers.cu for every architecture, sentinels.cu."""
+    """markers.cu for every architecture, sentinels.cu, the Hopper product of the examples."""
     for arch in ARCHS:
         nvcc("cubin", arch, HERE / "markers.cu", HERE / f"markers_sm{arch}.cubin")
     for name in ("markers", "sentinels"):
         nvcc("ptx", "90a", HERE / f"{name}.cu", HERE / f"{name}.ptx")
     nvcc("cubin", "90a", HERE / "sentinels.cu", HERE / "sentinels_sm90a.cubin")
+    product = ROOT / "examples/cuda/trace/hgmma_matmul.cu"
+    nvcc("cubin", "90a", product, HERE / "hgmma_matmul.cubin", "-DMARKED=1")
 
 
 def cute() -> None:
