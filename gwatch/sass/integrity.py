@@ -62,7 +62,7 @@ class Rewrite:
     from tables of code offsets; the moved tables stand ``stride`` bytes behind the old ones. ``survivors``: where code
     outside the cubin may run and come back, the registers that it leaves alone; None where none runs. ``kept``: the
     registers that inserted code keeps from one place to the next. ``origins``: instructions that load the place of an
-    LEPC -> that LEPC. ``claims``: per inserted word, what the registers of inserted code that it names stand for.
+    LEPC -> that LEPC. ``claims``: per inserted word, what the registers of inserted code that it names stand for (None: not known, so its values can't be told apart).
     ``calls``: by original index, what code behind a call out of the section may do to general registers. ``initial``:
     where the values of inserted code are when the kernel is entered.
     """
@@ -83,15 +83,18 @@ class Rewrite:
     survivors: frozenset[Key] | None = None
     kept: frozenset[Key] = frozenset()
     origins: dict[int, int] = field(default_factory=dict)
-    claims: Mapping[int, Mapping[Key, str]] = field(default_factory=dict)
+    claims: Mapping[int, Mapping[Key, str]] | None = None
     calls: Mapping[int, Callee] = field(default_factory=dict)
     initial: Mapping[Key, str] = field(default_factory=dict)
 
-    def reached(self, target: int, plain: bool = False) -> int:
+    def places(self) -> npt.NDArray[np.int64]:
+        """Index in the new code of each original instruction."""
+        return np.flatnonzero(~self.inserted[: self.count])
+
+    def reached(self, places: npt.NDArray[np.int64], target: int, plain: bool = False) -> int:
         """Where something that reaches original instruction ``target`` must now lead: the first word inserted before
-        it, behind those that run only when the function is entered (unless ``plain``).
+        it, behind those that run only when the function is entered (unless ``plain``). ``places``: :meth:`places`.
         """
-        places = np.flatnonzero(~self.inserted[: self.count])
         place = int(places[target]) if target < len(places) else self.count
         while place > 0 and self.inserted[place - 1]:
             place -= 1
@@ -99,8 +102,9 @@ class Rewrite:
 
     def jumps(self) -> dict[int, list[int]]:
         """The targets of indirect branches and calls in the new code, by new index."""
-        places = np.flatnonzero(~self.inserted[: self.count])
-        moved = {target: self.reached(target) for targets in self.cfg.jumps.values() for target in targets}
+        places = self.places()
+        listed = {target for targets in self.cfg.jumps.values() for target in targets}
+        moved = {target: self.reached(places, target) for target in listed}
         return {
             int(places[index]): [moved[target] for target in targets]
             for index, targets in self.cfg.jumps.items()
@@ -117,7 +121,7 @@ class OriginalsChecker:
         self.isa, self.old, self.view, self.cfg, self._report = isa, rewrite, view, cfg, report
         self.size = isa.arch.instruction_size
         self.inserted = rewrite.inserted[: rewrite.count]
-        self.place = np.flatnonzero(~self.inserted)
+        self.place = rewrite.places()
 
     def run(self) -> bool:
         """Report every difference; False when instructions are missing, so that nothing else can be compared."""
@@ -142,7 +146,7 @@ class OriginalsChecker:
                 )
 
     def _reached(self, target: int, plain: bool) -> int:
-        return self.old.reached(target, plain)
+        return self.old.reached(self.place, target, plain)
 
     def _originals(self) -> None:
         old, new = self.old.view.words, self.view.words[self.place]

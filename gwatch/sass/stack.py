@@ -57,12 +57,17 @@ def _unknown(view: CodeView, index: int, why: str) -> UnsupportedError:
 
 def _body_of(view: CodeView, cfg: Cfg, index: int) -> frozenset[int]:
     """The one function of the section that ``index`` belongs to."""
-    called = (callee for call in np.flatnonzero(np.isin(cfg.flow.kind, _CALLS)) for callee in cfg.callees(int(call)))
-    bodies = [cfg.function_body(entry) for entry in sorted({*called, *cfg.entries})]
+    bodies = [cfg.function_body(entry) for entry in sorted(_entries(cfg))]
     mine = [frozenset(body) for body in bodies if index in body]
     if len(set(mine)) != 1:
         raise _unknown(view, index, f"belongs to {len(set(mine))} functions")
     return mine[0]
+
+
+def _entries(cfg: Cfg) -> set[int]:
+    """Where functions of the section start."""
+    calls = np.flatnonzero(np.isin(cfg.flow.kind, _CALLS)).tolist()
+    return {*cfg.entries, *(callee for call in calls for callee in cfg.callees(call))}
 
 
 def _steps(cfg: Cfg, index: int) -> Iterator[int]:
@@ -78,7 +83,7 @@ def _steps(cfg: Cfg, index: int) -> Iterator[int]:
 
 def _depths(view: CodeView, cfg: Cfg, body: frozenset[int]) -> dict[int, int]:
     """R1 before each instruction of a function, counted from its value at the function's entry."""
-    entries = body & {*cfg.entries, *(callee for call in range(len(view)) for callee in cfg.callees(call))}
+    entries = body & _entries(cfg)
     known = dict.fromkeys(entries, 0)
     stack = sorted(entries)
     while stack:
