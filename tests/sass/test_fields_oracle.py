@@ -68,7 +68,8 @@ def test_random_numbers_print_alike_and_encode_back(arch: Arch) -> None:
             continue
         assert isa.decode(made, PC).canonical == decoded.canonical
         counts["exact" if made == word else "another word"] += 1
-    assert counts["exact"] > 0.5 * COUNT, counts
+    # Random registers seldom are aligned as the groups of matrix products must be.
+    assert counts["exact"] > 0.5 * (COUNT - counts["register-alignment"]), counts
     assert counts["undecodable"] < 0.2 * COUNT, counts
 
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
+from isa_learning.control_facts import ASYNC
 from isa_learning.probe import CONTROL_MASK, HIDDEN_BANK, PROBE_CONTROL, Prober
 
 from gwatch.sass.isa import tree
 from gwatch.sass.isa.model import Key
 
 ATTACHMENT_BITS = 4
+OPCODE_BITS = 8
 _PLAIN = PROBE_CONTROL | 7 << 12
 Shape = tuple[int, tuple[str, ...], int]
 Name = tuple[str, str, tuple[str, ...]]
@@ -32,7 +34,10 @@ def derive_shapes(models: Iterable[Key], prober: Prober, zero: dict[str, int]) -
                     compiled.add(_name(model, word, shape))
     found: dict[Name, list[tuple[Key, Shape, int]]] = defaultdict(list)
     for model in models:
-        changes = _changes(model)
+        # Warpgroup products come in more sizes than compilers' words show, and bits that mean "no scoreboard" only in
+        # one of eight values: their opcode words are changed, too.
+        whole = model.opcode[0].labels[0].split(".")[0] in ASYNC
+        changes = _changes(model) + (_opcode_changes(model) if whole else [])
         # Where descriptors are hidden no compiler sets the bit that shows them; canonical text means the hidden one.
         hides = any(f"{HIDDEN_BANK}[" in form.skeleton for form in model.forms)
         shown = {n for n, form in enumerate(model.forms) if hides and " desc[" in f" {form.skeleton}"}
@@ -40,7 +45,7 @@ def derive_shapes(models: Iterable[Key], prober: Prober, zero: dict[str, int]) -
             text = model.opcode_text(base)
             for word in _variants(base, changes):
                 shape = _shape(model, word)
-                if shape is None or shape[0] in shown or model.opcode_text(word) != text:
+                if shape is None or shape[0] in shown or (model.opcode_text(word) != text and not whole):
                     continue
                 name = _name(model, word, shape)
                 if name not in compiled and all(m is not model or s != shape for m, s, _ in found[name]):
@@ -90,6 +95,17 @@ def _changes(model: Key) -> list[tuple[int, list[int]]]:
             if 0 < len(bits) <= ATTACHMENT_BITS:
                 marks[mask] = [sum((n >> k & 1) << b for k, b in enumerate(bits)) for n in range(1 << len(bits))]
     return [*sorted(fields.items()), *sorted(marks.items())]
+
+
+def _opcode_changes(model: Key) -> list[tuple[int, list[int]]]:
+    """(mask, values) per printing slot of the opcode."""
+    out = []
+    for choice in model.opcode:
+        bits = [b for b in range(128) if tree.tested_bits(choice.node) >> b & 1]
+        if 0 < len(bits) <= OPCODE_BITS:
+            values = [sum((n >> k & 1) << b for k, b in enumerate(bits)) for n in range(1 << len(bits))]
+            out.append((sum(1 << b for b in bits), values))
+    return out
 
 
 def _variants(word: int, changes: Iterable[tuple[int, list[int]]]) -> Iterator[int]:
