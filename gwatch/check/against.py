@@ -122,7 +122,7 @@ class _Against:
         self.size = before.arch.instruction_size
         around = Surroundings(before, old, self.isa)
         self.view, self.cfg, self.tables = around.view, around.cfg, around.tables
-        self.returns, self.stride = around.returns, around.stride
+        self.returns, self.stride, self.callees = around.returns, around.stride, around.callees
 
     def report(self, index: int | None, kind: str, cause: str) -> None:
         text = "" if index is None else CodeView(self.isa, self.new.words).facts(index).text
@@ -181,6 +181,7 @@ class _Against:
             twin=found.twin,
             tables=self.tables,
             stride=self.stride,
+            calls=self.callees,
         )
 
     # what points into the code

@@ -9,6 +9,7 @@ raises HazardError.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -65,7 +66,9 @@ class RewriteChecker:
             self._report(index, "unknown", "an inserted word can't be read")
             return
         self._control(index)
-        claims = self.old.claims.get(index, {})
+        claims: Collection[Key] = self.old.own | self.old.entry_only
+        if self.old.claims is not None:
+            claims = self.old.claims.get(index, {}).keys()
         for use in facts.uses:
             ours = [key in claims for key in keys_of(use)]
             if any(ours) or use.write:

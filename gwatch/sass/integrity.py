@@ -62,9 +62,9 @@ class Rewrite:
     from tables of code offsets; the moved tables stand ``stride`` bytes behind the old ones. ``survivors``: where code
     outside the cubin may run and come back, the registers that it leaves alone; None where none runs. ``kept``: the
     registers that inserted code keeps from one place to the next. ``origins``: instructions that load the place of an
-    LEPC -> that LEPC. ``claims``: per inserted word, what the registers of inserted code that it names stand for (None: not known, so its values can't be told apart).
-    ``calls``: by original index, what code behind a call out of the section may do to general registers. ``initial``:
-    where the values of inserted code are when the kernel is entered.
+    LEPC -> that LEPC. ``claims``: per inserted word, what the registers of inserted code that it names stand for (None:
+    not known, so its values can't be told apart). ``calls``: by original index, what code behind a call out of the
+    section may do to general registers. ``initial``: where the values of inserted code are when the kernel is entered.
     """
 
     view: CodeView

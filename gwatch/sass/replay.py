@@ -30,6 +30,7 @@ Key = tuple[str, int]
 ALWAYS = (7, False)
 MIXED = "different values, depending on the way"
 STALE = "an old copy"
+UNCLAIMED = ".a value"
 NEVER, GROUP = -1, -2
 _STACK_LOAD = re.compile(r"LDC R1, c\[0x0\]\[0x[0-9a-f]+\]$")
 _COPY = re.compile(r"MOV R(\d+), R(\d+)$")
@@ -164,7 +165,8 @@ class Replay:
         blocks = self.cfg.blocks
         number_of = {block.start: number for number, block in enumerate(blocks)}
         found: list[State | None] = [None] * len(blocks)
-        known = {key: value for claims in self.rewrite.claims.values() for key, value in claims.items()}
+        claimed = (self.rewrite.claims or {}).values()
+        known = {key: value for claims in claimed for key, value in claims.items()}
         elsewhere = {key: known[key] for key in self.rewrite.own if "." not in known.get(key, ".")}
         found[0] = State(dict(self.rewrite.initial))
         work = [0]
@@ -288,7 +290,7 @@ class Replay:
     # inserted code -------------------------------------------------------------------------------------------------
 
     def _line(self, index: int, facts: WordFacts, state: State) -> None:
-        claims = self.rewrite.claims.get(index, {})
+        claims = (self.rewrite.claims or {}).get(index, {})
         text = facts.text.rstrip(" ;")
         pack = _PACK.match(text)
         for use in facts.reads():
@@ -315,6 +317,8 @@ class Replay:
 
     def _read(self, index: int, facts: WordFacts, state: State, key: Key, claim: str | None) -> None:
         found = state.values.get(key)
+        if self.rewrite.claims is None:
+            return
         name = f"{key[0]}{key[1]}"
         if claim is None:
             if found is not None:
@@ -369,6 +373,9 @@ class Replay:
                 state.values[key] = claim
 
     def _assign(self, index: int, facts: WordFacts, state: State, key: Key, claim: str | None) -> None:
+        if self.rewrite.claims is None:
+            state.values[key] = UNCLAIMED
+            return
         if claim is None:
             self._report(
                 index, "clobber", f"{facts.text} writes {key[0]}{key[1]}, which belongs to the kernel"
@@ -429,4 +436,4 @@ class Replay:
     def _name(value: str) -> str:
         if value in (MIXED, STALE):
             return value
-        return f"{value} of inserted code"
+        return f"{value.lstrip('.')} of inserted code"
