@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from isa_learning.control_facts import note_control
+from isa_learning.control_facts import ASYNC, note_control
 from isa_learning.derive import derive_shapes
 from isa_learning.fit import PROBED_BITS, Fitter, Samples
 from isa_learning.probe import CONTROL_MASK, PROBE_CONTROL, Prober, is_relative
@@ -165,6 +165,7 @@ class Learner:
         for key, state in self.states.items():
             if key not in kept:
                 state.model = None
+        close_scoreboards(self.models(), self.prober)
         self.log(f"{derive_shapes(self.models(), self.prober, self.zero)} shapes derived from compiler words")
         note_reuse(self.models(), self.prober)
         self.note_sensitive()
@@ -494,6 +495,23 @@ def note_reuse(models: Iterable[Key], prober: Prober) -> None:
         for form in model.forms:
             marks = tuple(low.pop() if len(low := set(found[id(form), bit])) == 1 else -1 for bit in range(4))
             form.reuse = marks if max(marks) >= 0 else ()
+
+
+def close_scoreboards(models: Iterable[Key], prober: Prober) -> None:
+    """Make words of warpgroup products with an undefined scoreboard unknown: only none (7) and gsb0 (0) print.
+
+    The trees can't see it, for undefined enumerators are no samples; an encoder that has to choose would choose one.
+    A key is closed only if nvdisasm refuses all other values in all words tried.
+    """
+    mask = 7 << 84
+    for model in models:
+        if model.opcode[0].labels[0].split(".")[0] not in ASYNC:
+            continue
+        bases = [probing_word(w) & ~mask for form in model.forms for w in form.shapes[:4]]
+        asked = [base | value << 84 for base in bases for value in range(8)]
+        texts = prober.texts(asked)
+        if bases and all((text is not None) == (n % 8 in (0, 7)) for n, text in enumerate(texts)):
+            model.select = ("eq", mask, mask, model.select, ("eq", mask, 0, model.select, tree.UNKNOWN))
 
 
 def share_attachments(models: Iterable[Key]) -> None:
