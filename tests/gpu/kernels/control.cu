@@ -18,7 +18,7 @@ __device__ __forceinline__ uint32_t step(uint32_t op, uint32_t a, uint32_t b)
     case 5: MARK(a, 0x5a05); return __brev(a) ^ b;
     case 6: MARK(a, 0x5a06); return __float_as_uint(__sinf((float)(a & 255)) + (float)b);
     case 7: MARK(a, 0x5a07); return __clz(a) * b;
-    case 8: MARK(a, 0x5a08); while (a & 0xff) a = (a >> 1) ^ (b & 0x7f); return a;
+    case 8: MARK(a, 0x5a08); while (a & 0xff) a = (a >> 1) & ~(b & 0x7f); return a;
     case 9: MARK(a, 0x5a09); return a % (b | 3);
     case 10: MARK(a, 0x5a0a); return __mulhi(a, b);
     default: MARK(a, 0x5a0b); return a + 77;
