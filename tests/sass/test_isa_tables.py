@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gwatch.errors import EncodeError
+from gwatch.errors import EncodeError, UnsupportedError
 from gwatch.sass.arch import ARCHES
 from gwatch.sass.control import Control
 from gwatch.sass.isa import Isa, isa_for
@@ -104,3 +104,26 @@ def test_conversions_to_half_pairs_are_spelled_differently_on_sm_89() -> None:
     word = 0x000FE200000000FF000000000300723E
     assert isa_for("sm_80").decode(word).text == "F2FP.PACK_AB R0, R3, R0"
     assert isa_for("sm_89").decode(word).text == "F2FP.F16.F32.PACK_AB R0, R3, R0"
+
+
+def test_an_architecture_that_its_family_s_table_does_not_name_has_none() -> None:
+    # sm_107 spells and admits things that no other member does: USYNCS for SYNCS, UTMAL2CCTL for UTMAPF.L2.
+    with pytest.raises(UnsupportedError, match=r"\[isa-missing\].*sm_107a.*supported: .*sm_100a.*sm_120 "):
+        isa_for("sm_107a")
+
+
+@pytest.mark.parametrize(("arch", "word", "text"), [
+    ("sm_100a", 0x03C00D080000060006087237, "IMMA.SP.16832.U8.U8 R8, R6{a}.ROW, R0{b}.COL, R8, UP0, R6.reuse, 0x0"),
+    ("sm_120a", 0x084050040C0408747A, "QMMA.SF.16832.F32.E4M3.E4M3.E8 R8, R4, R12{b}, R8, R4, R5.reuse, UR4"),
+    ("sm_120a", 0x400084050040C0408747F, "OMMA.SF.16864.F32.E2M1.E2M1.UE4M3.4X R8, R4, R12{b}, R8, R4, R5.reuse, UR4"),
+])
+def test_reuse_printed_by_a_bit_of_the_word_sets_that_bit(arch: str, word: int, text: str) -> None:
+    isa = isa_for(arch)
+    own = 1 << (50 if arch == "sm_100a" else 51)  # nvdisasm prints .reuse behind that register, and for no control bit
+    for cached in (0, 1, 2) if "{a}" in text else (0, 2):
+        marked = text.format(a=".reuse" * (cached == 1), b=".reuse" * (cached == 2))
+        whole = word | own | Control(reuse=cached).to_bits()
+        assert isa.decode(whole).text == marked
+        assert isa.encode(marked) == whole
+        assert isa.encode(marked) == whole, "again, as a line of known shape"
+        assert isa.encode(marked.replace("R6.reuse, 0", "R6, 0").replace("R5.reuse", "R5")) == whole & ~own

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +12,7 @@ from isa_learning.grow import Grower
 from isa_learning.order import Slots, arrange
 
 from gwatch.sass.isa import values
-from gwatch.sass.isa.lex import Cut, cut, pieces
+from gwatch.sass.isa.lex import Cut, attach_reuse, cut
 from gwatch.sass.isa.model import Choice, Form, Key, Value
 from gwatch.sass.isa.tree import UNKNOWN, Node
 
@@ -38,19 +38,7 @@ def printed_reuse(parts: Cut) -> Cut:
 
     Sparse matrix products mark their metadata register so by a bit of the instruction.
     """
-    if not parts.reuse:
-        return parts
-    attachments = list(parts.attachments)
-    at = index = 0
-    for piece in pieces(parts.skeleton):
-        if piece[0].isupper():
-            if index in parts.reuse:
-                attachments[at + 1] = f".reuse{attachments[at + 1]}"
-            at += 2
-            index += 1
-        elif piece[0] == "]" or piece[0].islower():
-            at += 1
-    return replace(parts, attachments=tuple(attachments), reuse=())
+    return attach_reuse(parts, parts.reuse) if parts.reuse else parts
 
 
 @dataclass

@@ -470,7 +470,8 @@ class Learner:
 def note_reuse(models: Iterable[Key], prober: Prober) -> None:
     """Learn which register field each operand-cache bit marks, form by form, from the words that the forms keep.
 
-    Sparse matrix instructions take the bits only together with the fourth, so each is tried alone and with it.
+    Sparse matrix instructions take the bits only together with the fourth, so each is tried alone and with it. What a
+    word prints without any of them is its own mark.
     """
     trials: list[tuple[Form, int, int, int]] = []
     for model in models:
@@ -481,13 +482,17 @@ def note_reuse(models: Iterable[Key], prober: Prober) -> None:
                 base = word & ~CONTROL_MASK | PROBE_CONTROL
                 for bit in range(4):
                     trials += [(form, word, bit, base | mark << 122) for mark in sorted({1 << bit, 1 << bit | 8})]
-    asked = sorted({word for *_, word in trials})
+    asked = sorted({word for *_, word in trials} | {word & ~(15 << 122) for *_, word in trials})
     text = dict(zip(asked, prober.texts(asked), strict=True))
     found: dict[tuple[int, int], set[int]] = defaultdict(set)
     for form, plain, bit, word in trials:
         answer = text[word]
+        bare = text[word & ~(15 << 122)]
+        own = cut(bare).reuse if bare is not None else ()
         alone = text.get(plain & ~CONTROL_MASK | PROBE_CONTROL | 8 << 122)
         for position in cut(answer).reuse if answer is not None else ():
+            if position in own:
+                continue
             place = form.values[position].field_of(plain)
             if bit == 3 or alone is None or position not in cut(alone).reuse:
                 found[id(form), bit].add(place.runs[0][0] if place is not None else -1)

@@ -19,7 +19,7 @@ from itertools import product
 from gwatch.errors import EncodeError
 from gwatch.sass.control import CONTROL_MASK
 from gwatch.sass.isa import tree, values
-from gwatch.sass.isa.lex import Cut, join, pieces
+from gwatch.sass.isa.lex import Cut, attach_reuse, join, pieces, suffix_places
 from gwatch.sass.isa.model import GUARD_SHIFT, KEY_BIT, Choice, Form, Key, Value, key_of
 from gwatch.sass.isa.pattern import PLAIN_MASK, Pattern
 from gwatch.sass.isa.template import Template, Templates
@@ -148,6 +148,20 @@ class Encoder:
                 n for key in self._keys(cut.opcode[0]) for form in key.forms if form.skeleton == cut.skeleton
                 for n, value in enumerate(form.values) if value.name is not None)
         return found
+
+    def own_reuse(self, cut: Cut) -> Cut:
+        """``cut`` with those ``.reuse`` marks as attachments that the opcode's own bits print.
+
+        Sparse and scaled matrix products mark their metadata or scale register so; no operand-cache bit stands for it.
+        """
+        if not cut.reuse:
+            return cut
+        words = set(cut.opcode)
+        places = suffix_places(cut.skeleton)
+        own = {position for key in self._keys(cut.opcode[0]) if key.constant_words() <= words for form in key.forms
+               if form.skeleton == cut.skeleton for position in cut.reuse
+               if any(".reuse" in label for label in form.attachments[places[position]].labels)}
+        return attach_reuse(cut, own) if own else cut
 
     def encode(self, recipe: Recipe, cut: Cut) -> tuple[int, Reading]:
         """The word (guard and control bits 0) whose text is that of ``cut``, a line of the recipe's shape.

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from gwatch._resources import resource
 from gwatch.errors import DecodeError, EncodeError, ToolError, UnsupportedError
 from gwatch.sass.arch import ARCHES, Arch, arch_of
 from gwatch.sass.control import Control
@@ -160,29 +159,25 @@ class Isa:
 
 
 @lru_cache(maxsize=32)
-def _isa(arch: Arch) -> Isa:
-    return Isa(arch, load(arch.table, arch.name))
+def _isa(arch: Arch) -> Isa | None:
+    try:
+        table = load(arch.table, arch.name)
+    except ToolError as error:
+        if error.code != "resource-missing":
+            raise
+        return None
+    return Isa(arch, table) if arch.name in table.header["targets"] else None
 
 
 def isa_for(arch: Arch | str) -> Isa:
     """The :class:`Isa` of an architecture (one per process).
 
-    Raises UnsupportedError ``[arch-unknown]`` or ``[isa-missing]`` (no table for this architecture yet), ToolError for
-    a damaged table.
+    Raises UnsupportedError ``[arch-unknown]`` or ``[isa-missing]`` (no table speaks of this architecture), ToolError
+    for a damaged table.
     """
     found = arch_of(arch)
-    try:
-        return _isa(found)
-    except ToolError as error:
-        if error.code != "resource-missing":
-            raise
+    isa = _isa(found)
+    if isa is None:
         raise UnsupportedError("isa-missing", f"there is no instruction table for {found.name}",
-                               "supported: " + " ".join(a.name for a in ARCHES.values() if _has_table(a))) from None
-
-
-def _has_table(arch: Arch) -> bool:
-    try:
-        resource("isa", f"{arch.table}.jsonl")
-    except ToolError:
-        return False
-    return True
+                               "supported: " + " ".join(a.name for a in ARCHES.values() if _isa(a) is not None))
+    return isa

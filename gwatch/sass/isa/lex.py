@@ -11,13 +11,15 @@
 
 Kinds: R register, U uniform register, P predicate, Q uniform predicate, B convergence-barrier register, S scoreboard,
 I integer in hexadecimal, F decimal number, N any other name (special registers and the like), M a set ``{5,3}``.
-``.reuse`` is control-word state: it is taken out and reported as positions among the values.
+``.reuse`` is control-word state: it is taken out and reported as positions among the values. Some matrix products mark
+an operand so by a bit of the instruction itself: there it is an attachment (:func:`attach_reuse`).
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 
 from gwatch.errors import ParseError
 
@@ -159,9 +161,8 @@ def fill(skeleton: str, attachments: tuple[str, ...], values: list[str], reuse: 
             at += 1
         elif first.isupper():
             post = attachments[at + 1]
-            if index in reuse:  # stands behind the closing bar, else directly behind the register
-                bar = post.rfind("|") + 1
-                post = f"{post[:bar]}.reuse{post[bar:]}"
+            if index in reuse:
+                post = _marked(post)
             out.append(attachments[at] + values[index] + post)
             at += 2
             index += 1
@@ -171,3 +172,31 @@ def fill(skeleton: str, attachments: tuple[str, ...], values: list[str], reuse: 
         else:
             out.append(piece)
     return "".join(out)
+
+
+def _marked(post: str) -> str:
+    """``post`` with ``.reuse``, which stands behind the closing bar, else directly behind the register."""
+    bar = post.rfind("|") + 1
+    return f"{post[:bar]}.reuse{post[bar:]}"
+
+
+def suffix_places(skeleton: str) -> list[int]:
+    """Per value, which of the attachments stands behind it."""
+    places = []
+    at = 0
+    for piece in pieces(skeleton):
+        if piece[0].isupper():
+            places.append(at + 1)
+            at += 2
+        elif piece[0] == "]" or piece[0].islower():
+            at += 1
+    return places
+
+
+def attach_reuse(parts: Cut, positions: Collection[int]) -> Cut:
+    """``parts`` with the ``.reuse`` of the values at ``positions`` taken for the instruction's own attachment."""
+    attachments = list(parts.attachments)
+    places = suffix_places(parts.skeleton)
+    for position in positions:
+        attachments[places[position]] = _marked(attachments[places[position]])
+    return replace(parts, attachments=tuple(attachments), reuse=tuple(p for p in parts.reuse if p not in positions))

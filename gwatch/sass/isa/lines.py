@@ -114,7 +114,7 @@ class LineEncoder:
         shape = self._lines.get(key)
         found = shape.encode(self, numbers, pc) if shape is not None else None
         if found is None:
-            cut = lex.cut(text)
+            cut = self.encoder.own_reuse(lex.cut(text))
             recipe, word, reading = self._encode(cut, pc)
             guard = _guard_bits(cut)
             if key not in self._lines:
