@@ -1,14 +1,17 @@
 #!/usr/bin/env python3
 """Prove gwatch on a GPU: traces kernels whose every record is known beforehand, prints a table, fails on a difference.
 
-    python tools/gpu_check.py [--only REGEX] [--soak SECONDS] [--json]
+    python tools/gpu_check.py [--only REGEX] [--modules NAME,...] [--soak SECONDS] [--json]
 
 Needs an H200 (sm_90), nvcc, torch, triton and cupy. Exit codes: 0 all passed, 1 a check failed, 2 no GPU.
+Checks of control flow run in processes of their own with a time limit: a kernel that never ends is named, with its
+stage, and the rest goes on.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import re
 import sys
@@ -22,6 +25,10 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 from gwatch.cuda.driver import driver  # noqa: E402
 from gwatch.errors import ToolError  # noqa: E402
 
+MODULES = (
+    "bottlenecks,clocks,consistency,control,frameworks,matmul,process,records,registers,scopes,state,values"
+)
+
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Prove gwatch on a GPU.")
@@ -33,6 +40,8 @@ def main() -> int:
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     parser.add_argument("--trace-back", action="store_true", help="print the Python trace of failures")
+    parser.add_argument("--modules", default=MODULES, help="import (and run) these modules of checks only")
+    parser.add_argument("--child", default="", help=argparse.SUPPRESS)
     args = parser.parse_args()
     try:
         gpu = driver().device_name(0)
@@ -41,31 +50,31 @@ def main() -> int:
         return 2
 
     # Importing a module registers its checks; they need the GPU libraries, hence not at the top.
-    from gpu_checks import (  # noqa: F401
-        bottlenecks,
-        clocks,
-        consistency,
-        control,
-        frameworks,
-        matmul,
-        process,
-        records,
-        registers,
-        scopes,
-        state,
-        values,
-    )
-    from gpu_checks.support import CHECKS
+    for name in args.modules.split(","):
+        importlib.import_module(f"gpu_checks.{name}")
+    from gpu_checks.support import CHECKS, run_in_child, run_staged
 
-    process.SOAK_SECONDS = args.soak
+    if args.child:
+        (wanted,) = [entry for entry in CHECKS if entry.title == args.child]
+        return run_staged(wanted)
+    if args.soak:
+        from gpu_checks import process
+
+        process.SOAK_SECONDS = args.soak
     rows = []
     for entry in sorted(CHECKS, key=lambda entry: entry.name.startswith("soak")):
-        title = f"{entry.group}/{entry.name}"
+        title = entry.title
         if not re.search(args.only, title) or (entry.name == "soak_many_threads" and not args.soak):
             continue
         begin = time.perf_counter()
         try:
-            facts, verdict = entry.run(), "ok"
+            if entry.limit is None:
+                facts = entry.run()
+            else:
+                module = entry.run.__module__.rpartition(".")[2]
+                command = [sys.executable, __file__, "--modules", module, "--child", title]
+                facts = run_in_child(command, title, entry.limit)
+            verdict = "FAIL" if "error" in facts else "ok"
         except Exception as error:  # a check may fail in any way; each failure becomes a row
             facts, verdict = {"error": f"{type(error).__name__}: {error}"}, "FAIL"
             if args.trace_back:

@@ -8,7 +8,7 @@ from typing import Any
 import cupy
 import numpy as np
 
-from gpu_checks.support import ROOT, Facts, Program, check, global_threads, same, trace
+from gpu_checks.support import ROOT, Facts, Program, check, global_threads, same, stage, trace
 from gwatch.cuda.xtrace import SassTraceSite
 
 CONTROL = Program(ROOT / "tests/gpu/kernels/control.cu")
@@ -16,6 +16,7 @@ BLOCKS, THREADS = 5, 96
 T = np.arange(BLOCKS * THREADS)
 OPS = (np.arange(64) * 37 + 11) % 12
 DEPTH = 256
+LIMIT = 15.0
 
 
 def _marked(kernel: str, number: int) -> list[int]:
@@ -33,12 +34,16 @@ def _block_start(kernel: str, index: int) -> int:
 
 
 def _check(
-    kernel: str, arguments: Callable[[cupy.ndarray], tuple[Any, ...]], visits: dict[int, np.ndarray], **options: Any
+    kernel: str,
+    arguments: Callable[[cupy.ndarray], tuple[Any, ...]],
+    visits: dict[int, np.ndarray],
+    **options: Any,
 ) -> Facts:
     """Trace ``kernel`` at the marked instruction of each path and at the first of its block, per thread and per warp.
 
     ``visits``: constant of a path -> how often each thread takes it.
     """
+    stage(f"{kernel}: compiled and loaded")
     out = cupy.zeros(BLOCKS * THREADS, np.uint32)
     launch = CONTROL.kernel(kernel)
 
@@ -47,9 +52,12 @@ def _check(
         cupy.cuda.Device().synchronize()
         return out
 
+    stage(f"{kernel}: untraced")
     plain = run().get()
     places = {number: _marked(kernel, number) for number in visits}
-    assert all(places.values()), f"{kernel}: no instruction for {[hex(n) for n, found in places.items() if not found]}"
+    assert all(places.values()), (
+        f"{kernel}: no instruction for {[hex(n) for n, found in places.items() if not found]}"
+    )
     records = 0
     for start in (False, True):
         sites, owners = [], []
@@ -58,6 +66,7 @@ def _check(
                 place = _block_start(kernel, index) if start else index
                 sites.append(SassTraceSite(place, unconditional=start))
                 owners.append(number)
+        stage(f"{kernel}: {len(sites)} sites, {'starts of blocks' if start else 'paths'}")
         result = trace(run, kernel, sites, sass_per_thread_records=DEPTH, **options)
         same(f"{kernel} output", plain, out.get())
         assert result["dropped"] == 0, f"{kernel}: {result['dropped']} records dropped"
@@ -69,8 +78,11 @@ def _check(
                 same(f"{kernel}, path {number:#x}", counts, wanted.astype(counts.dtype))
             else:
                 # A block may be reached in more ways than its path is taken, never in fewer.
-                assert (counts >= wanted).all(), f"{kernel}, path {number:#x}: a visit of its block is missing"
+                assert (counts >= wanted).all(), (
+                    f"{kernel}, path {number:#x}: a visit of its block is missing"
+                )
         records += len(taken)
+    stage(f"{kernel}: {len(places)} sites per warp")
     masks = trace(
         run,
         kernel,
@@ -91,7 +103,7 @@ def _taken(pick: Callable[[np.ndarray], np.ndarray], rounds: int, value: int) ->
     return sum(((pick(T + i) == value).astype(np.int64) for i in range(rounds)), np.zeros(len(T), np.int64))
 
 
-@check("control")
+@check("control", LIMIT)
 def a_jump_table() -> Facts:
     rounds = 40
     ops = cupy.asarray(OPS.astype(np.uint32))
@@ -99,13 +111,15 @@ def a_jump_table() -> Facts:
     assert kernel.indirect_targets, "the compiler made no jump table"
     targets = {target for found in kernel.indirect_targets.values() for target in found}
     cases = {0x5A00 + op: _taken(lambda at: OPS[at & 63], rounds, op) for op in range(12)}
-    starts = {_block_start("switch_kernel", index) for number in cases for index in _marked("switch_kernel", number)}
+    starts = {
+        _block_start("switch_kernel", index) for number in cases for index in _marked("switch_kernel", number)
+    }
     assert len(starts & targets) >= 4, "the marked paths are not the table's"
     facts = _check("switch_kernel", lambda out: (ops, np.uint32(rounds), out), cases)
     return {**facts, "tables": len(kernel.indirect_targets), "targets": len(targets)}
 
 
-@check("control")
+@check("control", LIMIT)
 def recursion() -> Facts:
     calls = [1, 1]
     while len(calls) < 10:
@@ -114,7 +128,7 @@ def recursion() -> Facts:
     return _check("recursion_kernel", lambda out: (out,), {0x5B00: visits})
 
 
-@check("control")
+@check("control", LIMIT)
 def calls_through_a_table_of_functions() -> Facts:
     rounds = 30
     ops = cupy.asarray(OPS.astype(np.uint32))
@@ -122,7 +136,7 @@ def calls_through_a_table_of_functions() -> Facts:
     return _check("pointer_kernel", lambda out: (ops, np.uint32(rounds), out), visits)
 
 
-@check("control")
+@check("control", LIMIT)
 def virtual_functions() -> Facts:
     rounds = 21
     visits = {
@@ -131,19 +145,19 @@ def virtual_functions() -> Facts:
     return _check("virtual_kernel", lambda out: (np.uint32(rounds), out), visits)
 
 
-@check("control")
+@check("control", LIMIT)
 def calls_of_printf() -> Facts:
     nothing = cupy.zeros(1, np.uint8)
     each = np.full(len(T), 8)
     return _check("printf_kernel", lambda out: (out, np.uint32(7), nothing), {0x5E00: each, 0x5E01: each})
 
 
-@check("control")
+@check("control", LIMIT)
 def calls_of_malloc_and_free() -> Facts:
     each = np.full(len(T), 3)
     return _check("malloc_kernel", lambda out: (out, np.uint32(9)), {0x5F00: each, 0x5F01: each})
 
 
-@check("control")
+@check("control", LIMIT)
 def an_assertion_that_holds() -> Facts:
     return _check("assert_kernel", lambda out: (out, np.uint32(1 << 20)), {0x6000: np.full(len(T), 8)})

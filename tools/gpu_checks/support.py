@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import faulthandler
+import json
 import re
 import subprocess
+import sys
 import tempfile
+import threading
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -28,19 +33,94 @@ class Check:
     name: str
     group: str
     run: Callable[[], Facts]
+    limit: float | None = None
+    """Seconds that a stage of it may take; such a check runs in a process of its own."""
+
+    @property
+    def title(self) -> str:
+        """What ``--only`` is matched with."""
+        return f"{self.group}/{self.name}"
 
 
 CHECKS: list[Check] = []
+STAGE, FACTS = "stage: ", "facts: "
+_stages: list[float] = []
 
 
-def check(group: str) -> Callable[[Callable[[], Facts]], Callable[[], Facts]]:
-    """Register a function as a check of a group."""
+def check(group: str, limit: float | None = None) -> Callable[[Callable[[], Facts]], Callable[[], Facts]]:
+    """Register a function as a check of a group. ``limit``: see :class:`Check`."""
 
     def register(function: Callable[[], Facts]) -> Callable[[], Facts]:
-        CHECKS.append(Check(function.__name__, group, function))
+        CHECKS.append(Check(function.__name__, group, function, limit))
         return function
 
     return register
+
+
+def stage(name: str) -> None:
+    """Say what a check with a limit does now, and start its time anew; elsewhere nothing happens."""
+    if _stages:
+        print(f"{STAGE}{name}", flush=True)
+        # A kernel that never ends can't be waited for or interrupted: the process ends, with a trace of where.
+        faulthandler.dump_traceback_later(_stages[-1], exit=True)
+
+
+def run_staged(entry: Check) -> int:
+    """In the process of a check with a limit: run it and write its facts, or what was wrong; the exit status."""
+    assert entry.limit is not None
+    _stages.append(entry.limit)
+    stage("start")
+    try:
+        facts = entry.run()
+    except Exception as error:  # as in the checks that run without a process
+        facts = {"error": f"{type(error).__name__}: {error}"}
+        traceback.print_exc()
+    faulthandler.cancel_dump_traceback_later()
+    print(FACTS + json.dumps(facts, default=str), flush=True)
+    return int("error" in facts)
+
+
+def run_in_child(command: list[str], title: str, limit: float) -> Facts:
+    """Run ``command``, which runs a check by :func:`run_staged`; stages go to stderr.
+
+    Facts of a failed check hold an "error". Raises RuntimeError with stage and exit status of a child that ended
+    early, as it does where a stage takes more than ``limit`` seconds, and TimeoutError where it had to be killed.
+    """
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    at, facts, late = "imports", None, threading.Event()
+
+    def end() -> None:
+        late.set()
+        child.kill()
+
+    def timer(seconds: float) -> threading.Timer:
+        made = threading.Timer(seconds, end)
+        made.daemon = True
+        made.start()
+        return made
+
+    watchdog = timer(4 * limit)
+    for line in child.stdout:
+        if line.startswith(STAGE):
+            at = line[len(STAGE) :].strip()
+            print(f"     {title}: {at}", file=sys.stderr, flush=True)
+            watchdog.cancel()
+            # The child's own time comes first: it knows where it is.
+            watchdog = timer(limit + 5)
+        elif line.startswith(FACTS):
+            facts = json.loads(line[len(FACTS) :])
+    try:
+        status: int | None = child.wait(limit)
+    except subprocess.TimeoutExpired:  # a process may need long to leave a kernel that doesn't end
+        child.kill()
+        status = None
+    watchdog.cancel()
+    if facts is not None:
+        return dict(facts)
+    if late.is_set():
+        raise TimeoutError(f"killed in stage {at!r}")
+    raise RuntimeError(f"ended in stage {at!r} with status {status}; its trace is on stderr")
 
 
 @dataclass
