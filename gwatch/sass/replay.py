@@ -15,11 +15,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from gwatch.sass.cfg import OUTSIDE, Cfg, Flow
 from gwatch.sass.control import NO_SCOREBOARD
+from gwatch.sass.scoreboards import ALWAYS, IN_ORDER, unit_of
 from gwatch.sass.uses import CodeView, Use, WordFacts
 
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from gwatch.sass.scoreboards import Waits
 
 Key = tuple[str, int]
-ALWAYS = (7, False)
 MIXED = "different values, depending on the way"
 STALE = "an old copy"
 UNCLAIMED = ".a value"
@@ -51,25 +51,33 @@ def keys_of(use: Use) -> Iterator[Key]:
 class Flying:
     """A register that something may still write (``result``) or read, until scoreboard ``board`` is waited for
     (:data:`NEVER`: nothing tells; :data:`GROUP`: the asynchronous group).
+
+    ``unit`` completes its instructions in order: ``covers`` are the scoreboards (a mask) that later ones of it took,
+    any of which tells as well.
     """
 
     board: int
     result: bool
     key: Key
     inserted: bool
+    unit: str = ""
+    covers: int = 0
 
 
 @dataclass(slots=True)
 class State:
-    """What is known at a point. ``values``: registers that don't hold the kernel's own value, with what they hold."""
+    """What is known at a point. ``values``: registers that don't hold the kernel's own value, with what they hold.
+    ``defined``: registers that the kernel may have written on some way here; the others hold nothing that it could use.
+    """
 
     values: dict[Key, str] = field(default_factory=dict)
     slots: dict[int, str] = field(default_factory=dict)
     flying: set[Flying] = field(default_factory=set)
+    defined: set[Key] = field(default_factory=set)
 
     def copy(self) -> State:
         """Its own copy."""
-        return State(dict(self.values), dict(self.slots), set(self.flying))
+        return State(dict(self.values), dict(self.slots), set(self.flying), set(self.defined))
 
     def merge(self, other: State) -> bool:
         """Join ``other`` in; whether anything changed."""
@@ -86,6 +94,9 @@ class State:
                 changed = True
         if not other.flying <= self.flying:
             self.flying |= other.flying
+            changed = True
+        if not other.defined <= self.defined:
+            self.defined |= other.defined
             changed = True
         return changed
 
@@ -125,6 +136,7 @@ class Replay:
         }
         self._stack_load = self._only_stack_load()
         self._quick = self._masks()
+        self._covering = self._covers()
 
     def _only_stack_load(self) -> str | None:
         """The text of the one original instruction that writes R1, where that is a constant."""
@@ -155,6 +167,21 @@ class Replay:
             out[index] = out[index] or kinds[index] in special
         return out
 
+    def _covers(self) -> dict[int, tuple[int, str]]:
+        """Instructions that take a write scoreboard in a unit that completes in order: index -> (scoreboard, unit).
+
+        Only those that always run: where a guard is false, no scoreboard is taken.
+        """
+        out = {}
+        boards = self.view.control["write_scoreboard"].tolist()
+        for index, board in enumerate(boards[: len(self.inserted)]):
+            if board != NO_SCOREBOARD:
+                facts = self.view.facts(index)
+                unit = unit_of(facts.opcode)
+                if unit in IN_ORDER and facts.guard == ALWAYS:
+                    out[index] = (board, unit)
+        return out
+
     def _report(self, index: int, kind: str, message: str) -> None:
         if self._loud and (index, kind, message) not in self._told:
             self._told.add((index, kind, message))
@@ -173,7 +200,7 @@ class Replay:
         for entry in sorted(set(self.cfg.entries) - {0}):
             # Entered from code that isn't shown here: what nobody else uses has kept its value.
             if not self.cfg.predecessors(entry):
-                found[number_of[entry]] = State(dict(elsewhere))
+                found[number_of[entry]] = State(dict(elsewhere), defined=set(self.shared))
                 work.append(number_of[entry])
         while work:
             number = work.pop()
@@ -205,7 +232,15 @@ class Replay:
             state.flying = {
                 item
                 for item in state.flying
-                if not (item.board >= 0 and mask >> item.board & 1) and not (group and item.board == GROUP)
+                if not (item.board >= 0 and mask >> item.board & 1)
+                and not (group and item.board == GROUP)
+                and not mask & item.covers
+            }
+        if index in self._covering:
+            board, unit = self._covering[index]
+            state.flying = {
+                replace(item, covers=item.covers | 1 << board) if item.unit == unit else item
+                for item in state.flying
             }
         if not self._quick[index]:
             return
@@ -213,8 +248,12 @@ class Replay:
         if self.inserted[index]:
             self._line(index, facts, state)
             if index == self.rewrite.entry - 1:
-                # Nothing is defined yet when a kernel is entered: what the entry's scratch leaves is as good.
-                state.values = {key: value for key, value in state.values.items() if "." not in value}
+                # Nothing is defined yet when a kernel is entered: but for the homes of its values, what the entry's
+                # lines leave in the kernel's registers is as good.
+                kept = self.rewrite.own | self.rewrite.initial.keys()
+                state.values = {
+                    key: value for key, value in state.values.items() if "." not in value and key in kept
+                }
         else:
             self._kernel(index, facts, state)
 
@@ -232,9 +271,11 @@ class Replay:
         kind = self.cfg.flow.kind[index]
         if self.original[index] in self.rewrite.calls:
             self._call(index, facts, state)
-        for key in reads & state.values.keys():
+        for key in reads & state.values.keys() & (state.defined | self.rewrite.own):
             self._report(
-                index, "clobber", f"{facts.text} reads {key[0]}{key[1]}, which holds {self._name(state.values[key])}"
+                index,
+                "clobber",
+                f"{facts.text} reads {key[0]}{key[1]}, which holds {self._name(state.values[key])}",
             )
         for item in list(state.flying):
             if item.key in writes or (item.result and item.key in reads):
@@ -250,10 +291,14 @@ class Replay:
                     state.flying.discard(item)
         for key in writes:
             if key in state.values:
-                if sure:
+                # Where the guard of a first write is false the kernel has nothing there to read either.
+                if sure or (key not in state.defined and key not in self.rewrite.own):
                     del state.values[key]
                 else:
                     state.values[key] = MIXED
+        state.defined |= writes & self.shared
+        if kind in (Flow.CALL, Flow.CALL_OUT, Flow.CALL_INDIRECT):
+            state.defined |= self.shared
         if ("R", 1) in writes or kind in (Flow.CALL, Flow.CALL_OUT, Flow.CALL_INDIRECT, Flow.RETURN):
             state.slots.clear()
         if kind in (Flow.RETURN, Flow.INDIRECT) and not set(self.cfg.successors(index)) - {index + 1}:
@@ -285,7 +330,9 @@ class Replay:
         for item in state.flying:
             used = callee.uses | (callee.reads if item.result else 0)
             if item.inserted and item.key[0] == "R" and used >> item.key[1] & 1:
-                self._report(index, "lent", f"{facts.text} may use R{item.key[1]} while inserted code still does")
+                self._report(
+                    index, "lent", f"{facts.text} may use R{item.key[1]} while inserted code still does"
+                )
 
     # inserted code -------------------------------------------------------------------------------------------------
 
@@ -313,7 +360,9 @@ class Replay:
         if int(self.cfg.flow.target[index]) == OUTSIDE:
             for item in state.flying:
                 if item.inserted and item.key not in self.rewrite.own:
-                    self._report(index, "lent", f"{item.key[0]}{item.key[1]} is in flight when the copy is entered")
+                    self._report(
+                        index, "lent", f"{item.key[0]}{item.key[1]} is in flight when the copy is entered"
+                    )
 
     def _read(self, index: int, facts: WordFacts, state: State, key: Key, claim: str | None) -> None:
         found = state.values.get(key)
@@ -333,7 +382,9 @@ class Replay:
         elif found is not None and found != claim and found.partition(".")[0] == claim.partition(".")[0]:
             self._report(index, "stale", f"{facts.text} reads {name} as {claim}, but it holds {found}")
 
-    def _write(self, index: int, facts: WordFacts, text: str, state: State, claims: Mapping[Key, str]) -> None:
+    def _write(
+        self, index: int, facts: WordFacts, text: str, state: State, claims: Mapping[Key, str]
+    ) -> None:
         save, load = _SAVE.match(text), _LOAD.match(text)
         pack, unpack, copy = _PACK.match(text), _UNPACK.match(text), _COPY.match(text)
         if save:
@@ -398,9 +449,7 @@ class Replay:
         else:
             state.values[key] = value
 
-    def _not_flying(
-        self, index: int, facts: WordFacts, state: State, key: Key, results_only: bool
-    ) -> None:
+    def _not_flying(self, index: int, facts: WordFacts, state: State, key: Key, results_only: bool) -> None:
         for item in state.flying:
             if item.key == key and (item.result or not results_only):
                 whose = "inserted code" if item.inserted else "the kernel"
@@ -424,13 +473,15 @@ class Replay:
         announced = writer != NO_SCOREBOARD or reader != NO_SCOREBOARD
         if facts.kind not in ("variable", "unknown") and not announced and not _MEMORY.match(facts.mnemonic):
             return
+        unit = unit_of(facts.opcode)
+        unit = unit if unit in IN_ORDER else ""
         for key in writes:
-            state.flying.add(Flying(writer if writer != NO_SCOREBOARD else NEVER, True, key, inserted))
+            state.flying.add(Flying(writer if writer != NO_SCOREBOARD else NEVER, True, key, inserted, unit))
         board = reader if reader != NO_SCOREBOARD else writer if writer != NO_SCOREBOARD else NEVER
         for key in reads - writes:
             # Predicates are read when the instruction issues.
             if key[0] == "R" or (key[0] == "UR" and inserted):
-                state.flying.add(Flying(board, False, key, inserted))
+                state.flying.add(Flying(board, False, key, inserted, unit))
 
     @staticmethod
     def _name(value: str) -> str:

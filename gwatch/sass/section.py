@@ -19,13 +19,12 @@ from gwatch.sass.cfg import OUTSIDE, Cfg, Flow, Words, build_cfg, word_at
 from gwatch.sass.control import NO_SCOREBOARD, Control
 from gwatch.sass.integrity import Key, Report
 from gwatch.sass.latency import LatencyTable, latency_class
-from gwatch.sass.scoreboards import IN_ORDER, Waits, unit_of
+from gwatch.sass.scoreboards import ALWAYS, IN_ORDER, Waits, unit_of
 from gwatch.sass.uses import CodeView, Use, WordFacts
 
 if TYPE_CHECKING:
     from gwatch.sass.isa import Isa
 
-ALWAYS = (7, False)
 # These pass through one queue in order: a load can't write a register before an earlier one has read its sources.
 _MEMORY = frozenset(
     {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +30,8 @@ MATMUL = Path(__file__).parents[2] / "examples" / "cuda" / "trace" / "matmul_sm9
 # tests/gpu/kernels/pressure.cu, nvcc -cubin -arch=sm_90a
 PRESSURE = Path(__file__).parent / "data" / "pressure_sm90a.cubin"
 
+GUARDED = Path(__file__).parent / "data" / "guarded_sm90.cubin"
+
 
 @pytest.fixture
 def saving(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,7 +51,9 @@ def test_each_role_keeps_its_budget() -> None:
     wanted = ("HGMMA", "UBLKCP", "TRYWAIT", "SYNCS.ARRIVE", "WARPGROUP.DEPBAR")
     sites = [i for i, text in enumerate(kernel.texts) if any(word in text for word in wanted)]
     assert {int(budgets.count[i]) for i in sites} == {24, 240}
-    result = plan_trace(cubin, kernel, [SassTraceSite(i, warp_level=True) for i in sites], clock="sm").rewritten
+    result = plan_trace(
+        cubin, kernel, [SassTraceSite(i, warp_level=True) for i in sites], clock="sm"
+    ).rewritten
     assert result.registers_after == result.registers_before == 168
     view = CodeView(cubin_isa := isa_for("sm_90a"), result.words)
     assert cubin_isa is view.isa
@@ -198,8 +203,44 @@ def test_a_branch_back_to_the_first_instruction_skips_the_entry() -> None:
     entry, site = result.sites
     assert (entry.first, site.first) == (0, entry.count)
     branch = int(result.place_map[2])
-    assert isa.decode(
-        int(result.words[branch, 0]) | int(result.words[branch, 1]) << 64, pc=16 * branch
-    ).target == 16 * site.first
+    assert (
+        isa.decode(int(result.words[branch, 0]) | int(result.words[branch, 1]) << 64, pc=16 * branch).target
+        == 16 * site.first
+    )
     assert count == len(result.place_map)
     verify(bytes(image), result)
+
+
+def test_registers_whose_first_write_is_guarded_may_be_lent_before_it() -> None:
+    """Where the guard of a first write is false, the kernel has nothing there to read either."""
+    cubin = Cubin.from_file(GUARDED)
+    kernel = cubin.get_kerneldef_by_name("guarded")
+    first = next(i for i, item in enumerate(kernel.list_instructions) if "@!P0 S2R" in item.str(flatten=True))
+    assert first < 10, "the cubin no longer starts with a guarded write"
+    for index in (0, first, first + 1, first + 4, len(kernel.list_instructions) // 2):
+        for level in (False, True):
+            for clock in ("sm", "anchor"):
+                plan = plan_trace(cubin, kernel, [SassTraceSite(index, warp_level=level)], clock=clock)
+                assert plan.rewritten.registers_after >= plan.rewritten.registers_before
+    verify(GUARDED.read_bytes(), plan.rewritten)
+
+
+def test_a_load_without_scoreboard_has_landed_once_a_later_one_of_its_unit_was_waited_for() -> None:
+    """The sites of the matmul example: R7 comes from an LDS.128 that takes no scoreboard, and inserted code before it
+    borrows R7."""
+    cubin = Cubin.from_file(MATMUL)
+    kernel = cubin.get_kerneldef_by_name("matmul")
+    texts = [item.str(flatten=True) for item in kernel.list_instructions]
+    rows = kernel.map_address_to_line
+    product = [i for i in range(len(texts)) if (rows.get(16 * i) or (None, None))[1] == 29]
+    load, match = next((i, m) for i, text in enumerate(texts) if (m := re.search(r"LDG.*\[R(\d+)\.64", text)))
+    sites = [
+        SassTraceSite(product[0]),
+        SassTraceSite(product[-1], value_reg=7),
+        SassTraceSite(load, value_reg=int(match[1]), value_width_bits=64),
+        SassTraceSite(
+            next(i for i, text in enumerate(texts) if "UIADD3" in text and "0x10" in text), warp_level=True
+        ),
+    ]
+    assert " R7, " in texts[product[-1]]
+    verify(MATMUL.read_bytes(), plan_trace(cubin, kernel, sites, clock="gpu").rewritten)

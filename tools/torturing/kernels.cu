@@ -134,18 +134,19 @@ KERNEL(shared_reduce)
 // TORTURE atomics grid=6 block=128
 KERNEL(atomics)
 {
-    __shared__ uint32_t bins[64];
+    // Sums and exclusive ors apart: mixed in one place, their order would tell.
+    __shared__ uint32_t bins[64], masks[64];
     if (threadIdx.x < 64)
-        bins[threadIdx.x] = 0;
+        bins[threadIdx.x] = masks[threadIdx.x] = 0;
     __syncthreads();
     for (int i = 0; i < n; ++i) {
         const uint32_t v = in[(place() * 5 + i) & 0xffff];
         atomicAdd(&bins[v & 63], v >> 8);
-        atomicXor(&bins[(v >> 6) & 63], v);
+        atomicXor(&masks[(v >> 6) & 63], v);
         atomicMax(out + 0x8000 + (v & 255), v);
     }
     __syncthreads();
-    out[place()] = bins[threadIdx.x & 63];
+    out[place()] = bins[threadIdx.x & 63] + masks[threadIdx.x & 63];
 }
 
 // TORTURE async_copies grid=6 block=128
