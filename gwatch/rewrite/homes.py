@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -113,12 +114,12 @@ class Points:
         self.touches = [a | b for a, b in zip(masks.reads, masks.writes, strict=True)]
         for index, callee in around.callees.items():
             self.touches[index] |= callee.reads | callee.touches
-        self.matrix = around.flights.matrix_masks()
-        self.never = around.flights.never_masks()
+        self.never, self.matrix = around.flights.masks()
         if around.budgets.changes:
             self.budget = [around.budgets.mask(index) for index in range(self.count)]
         else:
             self.budget = [(1 << around.first_free) - 1 | spare] * self.count
+        self._needed: dict[frozenset[int], tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]] = {}
         self.reached = cfg.reachable(sorted({0, *cfg.entries}))
         self.weight = self._weights()
         self._class = self._classes(set(frozen))
@@ -183,8 +184,25 @@ class Points:
 
     # homes ---------------------------------------------------------------------------------------------------------
 
+    @cached_property
+    def room(self) -> list[int]:
+        """Per instruction: registers that may hold a value while it runs and on every way on from it."""
+        out = []
+        for index, live in enumerate(self.live.outs()):
+            free = self.budget[index] & ~(self.touches[index] | live | self.never[index] | self.forbidden)
+            for item in self.cfg.successors(index):
+                free &= self.budget[item] & ~self.matrix[item]
+            out.append(free)
+        return out
+
     def needed(self, sites: Iterable[int]) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
         """(before, behind): where a value used at ``sites`` must still be there."""
+        wanted = frozenset(sites)
+        if wanted not in self._needed:
+            self._needed[wanted] = self._find_needed(wanted)
+        return self._needed[wanted]
+
+    def _find_needed(self, sites: Iterable[int]) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
         before = np.zeros(self.count, bool)
         stack = [site for site in sites if self.reached[site]]
         while stack:
@@ -277,14 +295,10 @@ class Housing:
             allowed[points.entry_class] = points.budget[0] & ~points.forbidden
         for index in np.flatnonzero(before).tolist():
             allowed.setdefault(points.before(index), everything)
+        room = points.room
         for index in np.flatnonzero(behind).tolist():
-            following = points.cfg.successors(index)
-            place = points.before(following[0])
-            free = points.budget[index] & ~points.touches[index] & ~points.live.live_out(index)
-            free &= ~points.never[index] & ~points.forbidden
-            for item in following:
-                free &= points.budget[item] & ~points.matrix[item]
-            allowed[place] = allowed.get(place, everything) & free
+            place = points.behind(index)
+            allowed[place] = allowed.get(place, everything) & room[index]
         neighbours = self._held_around()
         lost = points.spare & ~spare
         return {

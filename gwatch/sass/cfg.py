@@ -209,6 +209,8 @@ class Cfg:
     _extra: dict[int, list[int]] = field(default_factory=dict, repr=False)
     _back: dict[int, list[int]] = field(default_factory=dict, repr=False)
     _falls: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, bool), repr=False)
+    leaves: list[bool] = field(default_factory=list, repr=False)
+    """Per instruction: whether it is a call out of the section (:attr:`Flow.CALL_OUT`), for loops over many."""
     _blocks: tuple[Block, ...] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -219,6 +221,7 @@ class Cfg:
         # A call to nobody knows where is taken to come back.
         self._falls[[i for i in self.indirect if flow.kind[i] == Flow.CALL_INDIRECT]] = True
         self._falls[count - 1 :] = False
+        self.leaves = (flow.kind == Flow.CALL_OUT).tolist()
         jumps = np.flatnonzero(np.isin(flow.kind, (Flow.BRANCH, Flow.SPLIT, Flow.CALL)) & (flow.target >= 0))
         for index in jumps.tolist():
             self._edge(index, int(flow.target[index]))

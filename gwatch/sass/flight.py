@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gwatch.sass.cfg import Cfg, Flow
+from gwatch.sass.cfg import Cfg
 from gwatch.sass.control import NO_SCOREBOARD, SCOREBOARDS
 from gwatch.sass.scoreboards import Waits
 from gwatch.sass.uses import CodeView
@@ -63,52 +63,75 @@ class Flights:
         control = view.control
         self._write_board = control["write_scoreboard"].tolist()
         self._read_board = control["read_scoreboard"].tolist()
-        self._late = [self._kind(index) for index in range(len(view))]
+        self._late = self._kinds()
         self._starts = [block.start for block in cfg.blocks]
+        self._known: dict[int, Flight] = {}
         self._block_in = self._solve()
 
-    def _kind(self, index: int) -> int:
-        """0: reads when it issues, writes after a fixed time; 1: later; 2: asynchronous."""
-        if not self._reads[index] | self._writes[index]:
-            return 0
-        facts = self.view.facts(index)
-        if facts.kind == "async":
-            return 2
-        late = reads_late(facts.mnemonic, facts.kind) or self._write_board[index] != NO_SCOREBOARD
-        return int(late or self._read_board[index] != NO_SCOREBOARD)
+    def _kinds(self) -> list[int]:
+        """Per instruction 0: reads when it issues, writes after a fixed time; 1: later; 2: asynchronous."""
+        mnemonics, kinds = self.view.kinds()
+        code: dict[tuple[str, str], int] = {}
+        out = [0] * len(self.view)
+        touched = [reads | writes for reads, writes in zip(self._reads, self._writes, strict=True)]
+        rows = zip(touched, mnemonics, kinds, self._write_board, self._read_board, strict=True)
+        for index, (touches, mnemonic, kind, writer, reader) in enumerate(rows):
+            if touches:
+                item = (mnemonic, kind)
+                if item not in code:
+                    code[item] = 2 if kind == "async" else int(reads_late(mnemonic, kind))
+                announced = writer != NO_SCOREBOARD or reader != NO_SCOREBOARD
+                out[index] = code[item] or int(announced)
+        return out
 
-    def _step(self, index: int, state: _State) -> _State:
-        boards, written, read, matrix = state
-        mask = self._wait[index]
-        if mask:
-            boards = [0 if mask >> board & 1 else found for board, found in enumerate(boards)]
-        if self._group[index]:
-            matrix = 0
-        if self.cfg.flow.kind[index] == Flow.CALL_OUT:
-            # A function is entered and left with nothing in flight that it touches.
-            return boards, written, read, matrix
-        reads, writes, kills = self._reads[index], self._writes[index], self._kills[index]
-        late = self._late[index]
-        if late == 2:
-            return boards, written, read, matrix | reads | writes
-        # A compiler reads a result only when it is there and overwrites a register only when nobody needs it.
-        written &= ~(reads | kills)
-        read &= ~kills
-        if kills:
-            boards = [found & ~kills for found in boards]
-        if late:
-            boards = list(boards)
-            writer, reader = self._write_board[index], self._read_board[index]
-            if writer != NO_SCOREBOARD:
-                boards[writer] |= writes
-            else:
-                written |= writes
-            if reader != NO_SCOREBOARD:
-                boards[reader] |= reads
-            elif writer != NO_SCOREBOARD:
-                boards[writer] |= reads
-            else:
-                read |= reads
+    def _through(
+        self, start: int, stop: int, state: _State, never: list[int] | None = None, group: list[int] | None = None
+    ) -> _State:
+        """The state behind instructions ``start`` to ``stop``; ``never`` and ``group`` get what is before each."""
+        boards, written, read, matrix = list(state[0]), *state[1:]
+        flying = 0
+        for found in boards:
+            flying |= found
+        leaves, waits, groups = self.cfg.leaves, self._wait, self._group
+        for index in range(start, stop):
+            if never is not None and group is not None:
+                never[index], group[index] = written | read | matrix, matrix
+            mask = waits[index]
+            if mask:
+                boards = [0 if mask >> board & 1 else found for board, found in enumerate(boards)]
+            if groups[index]:
+                matrix = 0
+            if leaves[index]:
+                # A function is entered and left with nothing in flight that it touches.
+                continue
+            reads, writes, kills = self._reads[index], self._writes[index], self._kills[index]
+            late = self._late[index]
+            if late == 2:
+                matrix |= reads | writes
+                continue
+            # A compiler reads a result only when it is there and overwrites a register only when nobody needs it.
+            if written:
+                written &= ~(reads | kills)
+            if read:
+                read &= ~kills
+            if kills & flying:
+                boards = [found & ~kills for found in boards]
+                flying = 0
+                for found in boards:
+                    flying |= found
+            if late:
+                writer, reader = self._write_board[index], self._read_board[index]
+                if writer != NO_SCOREBOARD:
+                    boards[writer] |= writes
+                    flying |= writes
+                else:
+                    written |= writes
+                board = reader if reader != NO_SCOREBOARD else writer
+                if board != NO_SCOREBOARD:
+                    boards[board] |= reads
+                    flying |= reads
+                else:
+                    read |= reads
         return boards, written, read, matrix
 
     def _solve(self) -> list[Flight | None]:
@@ -123,8 +146,7 @@ class Flights:
             block, start = blocks[number], found[number]
             assert start is not None
             state: _State = (list(start.boards), start.written, start.read, start.matrix)
-            for index in range(block.start, block.end):
-                state = self._step(index, state)
+            state = self._through(block.start, block.end, state)
             for item in self.cfg.successors(block.end - 1):
                 following = number_of[item]
                 old = found[following]
@@ -136,34 +158,24 @@ class Flights:
 
     def at(self, index: int) -> Flight:
         """What is in flight right before instruction ``index`` (its own waits not yet made)."""
-        number = int(np.searchsorted(self._starts, index, side="right")) - 1
-        start = self._block_in[number] or _NONE
-        state: _State = (list(start.boards), start.written, start.read, start.matrix)
-        for at in range(self.cfg.blocks[number].start, index):
-            state = self._step(at, state)
-        return Flight(tuple(state[0]), *state[1:])
-
-    def matrix_masks(self) -> list[int]:
-        """Per instruction: registers of asynchronous matrix products in flight right before it."""
-        out = [0] * len(self.view)
-        for number, block in enumerate(self.cfg.blocks):
+        if index not in self._known:
+            number = int(np.searchsorted(self._starts, index, side="right")) - 1
             start = self._block_in[number] or _NONE
             state: _State = (list(start.boards), start.written, start.read, start.matrix)
-            for index in range(block.start, block.end):
-                out[index] = state[3]
-                state = self._step(index, state)
-        return out
+            state = self._through(self.cfg.blocks[number].start, index, state)
+            self._known[index] = Flight(tuple(state[0]), *state[1:])
+        return self._known[index]
 
-    def never_masks(self) -> list[int]:
-        """Per instruction: :attr:`Flight.never` right before it."""
-        out = [0] * len(self.view)
-        for number, block in enumerate(self.cfg.blocks):
-            start = self._block_in[number] or _NONE
-            state: _State = (list(start.boards), start.written, start.read, start.matrix)
-            for index in range(block.start, block.end):
-                out[index] = state[1] | state[2] | state[3]
-                state = self._step(index, state)
-        return out
+    def masks(self) -> tuple[list[int], list[int]]:
+        """Per instruction, right before it: :attr:`Flight.never`, and registers of asynchronous matrix products in
+        flight.
+        """
+        never, matrix = [0] * len(self.view), [0] * len(self.view)
+        for block, start in zip(self.cfg.blocks, self._block_in, strict=True):
+            found = start or _NONE
+            state: _State = (list(found.boards), found.written, found.read, found.matrix)
+            self._through(block.start, block.end, state, never, matrix)
+        return never, matrix
 
 
 def _merge(old: Flight | None, state: _State) -> Flight:

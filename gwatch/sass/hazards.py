@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gwatch.errors import GWatchError, HazardError
-from gwatch.sass.cfg import Flow, build_cfg
+from gwatch.sass.cfg import build_cfg
 from gwatch.sass.control import NO_SCOREBOARD, Control
 from gwatch.sass.integrity import Key, OriginalsChecker, Report, Rewrite
 from gwatch.sass.latency import LatencyTable, latency_class
@@ -100,7 +100,7 @@ class RewriteChecker:
             other = self.view.facts(at)
             if not self.inserted[at]:
                 needed = 1
-                if self.cfg.flow.kind[at] == Flow.CALL_OUT or not other.complete:
+                if self.cfg.leaves[at] or not other.complete:
                     needed = self.latency.settled(producer, use.file)
                 for their in other.uses:
                     if any(their.file == use.file and their.covers(number) for _, number in keys_of(use)):

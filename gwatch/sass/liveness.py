@@ -82,6 +82,17 @@ class Liveness:
                 work.extend(before[number])
         return live_out
 
+    def outs(self) -> list[int]:
+        """:meth:`live_out` of every instruction."""
+        if not self.known:
+            return [self.everything] * len(self.view)
+        out = [0] * len(self.view)
+        for block, live in zip(self.cfg.blocks, self._block_out, strict=True):
+            for at in range(block.end - 1, block.start - 1, -1):
+                out[at] = live
+                live = live & ~self.kills[at] | self.reads[at]
+        return out
+
     def _block(self, index: int) -> tuple[int, list[int]]:
         """(first instruction of the block of ``index``, live-in of each of its instructions and live-out)."""
         number = int(np.searchsorted(self._starts, index, side="right")) - 1

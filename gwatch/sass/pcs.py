@@ -92,7 +92,7 @@ def _sums(view: CodeView, cfg: Cfg, index: int) -> list[int]:
         if any(use.file == "R" and use.covers(register) for use in facts.reads()):
             found.add(at)
         written = any(use.file == "R" and use.covers(register) for use in facts.writes())
-        if cfg.flow.kind[at] != Flow.CALL_OUT and not (written and facts.guard == (7, False)):
+        if not cfg.leaves[at] and not (written and facts.guard == (7, False)):
             stack.extend(cfg.successors(at))
     return sorted(found)
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from gwatch.errors import DecodeError
 from gwatch.sass.control import CONTROL_MASK, Control, control_fields
-from gwatch.sass.isa.vector import FILE_CODES, ROLE_CODES, Uses
+from gwatch.sass.isa.vector import FILE_CODES, KIND_NAMES, ROLE_CODES, Uses
 
 if TYPE_CHECKING:
     from gwatch.sass.isa import Isa
@@ -183,6 +183,7 @@ class CodeView:
         self.words = words
         self.control = control_fields(words)
         self._facts: list[WordFacts | None] = [None] * len(words)
+        self._masks: dict[str, Masks] = {}
 
     def __len__(self) -> int:
         return len(self.words)
@@ -225,6 +226,17 @@ class CodeView:
             write=joined(uses.write, [use.write for _, use in more]),
         )
 
+    def kinds(self) -> tuple[list[str], list[str]]:
+        """Per instruction: the mnemonic and :attr:`WordFacts.kind`, as :meth:`facts` says them."""
+        uses = self._uses
+        names = [*uses.mnemonic_names, UNKNOWN]
+        mnemonics = [names[number] for number in np.where(uses.known, uses.mnemonic, -1).tolist()]
+        kinds = [KIND_NAMES[code] for code in np.where(uses.known, uses.kind, KIND_NAMES.index("unknown")).tolist()]
+        for row in self.incomplete():
+            facts = self.facts(row)
+            mnemonics[row], kinds[row] = facts.mnemonic, facts.kind
+        return mnemonics, kinds
+
     def named(self, file: str, certain: bool = False) -> set[int]:
         """All registers of ``file`` that some instruction of the section reads or writes.
 
@@ -260,8 +272,14 @@ class CodeView:
         write, and surely overwrites.
 
         A word whose uses the tables can't list reads and writes what its text names and the 15 registers behind each;
-        a word that they can't read at all, everything.
+        a word that they can't read at all, everything. The lists are shared: they must not be changed.
         """
+        found = self._masks.get(file)
+        if found is None:
+            found = self._masks[file] = self._find_masks(file)
+        return found
+
+    def _find_masks(self, file: str) -> Masks:
         uses = self._uses
         count = len(self)
         size = _FILE_SIZES[file]
