@@ -19,6 +19,7 @@ from gwatch.sass.latency import UNKNOWN, LatencyTable, latency_class
 from gwatch.sass.uses import CodeView, Use
 
 FAR = UNKNOWN
+ALWAYS = (7, False)
 # One unit does these and completes them in order: a later one's scoreboard covers an earlier one.
 _CONVERSIONS = frozenset({"MUFU", "POPC", "BREV", "FLO", "I2F", "F2I", "F2F", "FRND", "FCHK"})
 # So does the unit of shared memory and shuffles (compilers wait for a SHFL to have the LDS before it).
@@ -231,7 +232,7 @@ IN_ORDER = frozenset({"XU", "SHARED", "SPECIAL"})
 
 
 def _covering(cfg: Cfg, view: CodeView, waits: Waits, start: int, goal: int) -> int | None:
-    """Boards taken by the next instruction of the same unit on each path ``start`` -> ``goal`` and not yet
+    """Boards taken by the next unguarded instruction of the same unit on each path ``start`` -> ``goal`` and not yet
     waited for at ``goal``; None when some path to ``goal`` has no such instruction (in-order units share a
     scoreboard).
     """
@@ -254,7 +255,10 @@ def _covering(cfg: Cfg, view: CodeView, waits: Waits, start: int, goal: int) -> 
         if board and int(waits.mask[at]) & board:
             continue
         taken = int(view.control["write_scoreboard"][at])
-        if not board and taken != NO_SCOREBOARD and unit_of(view.facts(at).opcode) == unit:
-            board = 1 << taken
+        if not board and taken != NO_SCOREBOARD:
+            facts = view.facts(at)
+            # Where its guard is false it takes no scoreboard.
+            if unit_of(facts.opcode) == unit and facts.guard == ALWAYS:
+                board = 1 << taken
         stack.extend((item, board) for item in cfg.successors(at))
     return mask
