@@ -22,6 +22,7 @@ def read_records(session):
     running.save(folder, {"pid": os.getpid(), "state": "done", "kernels": []})
 
 running.end_session = read_records
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever started the tests may ignore it, and children inherit that
 process = start.Process(json.dumps({"folder": folder}))
 process.hello()
 process.wrap_exits()
@@ -50,7 +51,9 @@ def test_os_exit_reads_the_records_first(tmp_path: Path) -> None:
 
 
 def test_a_program_that_takes_the_process_over_does_so_after_the_records_are_read(tmp_path: Path) -> None:
-    assert ended(tmp_path, "os.execvp(sys.executable, [sys.executable, '-S', '-c', 'import os; os._exit(4)'])") == (
+    assert ended(
+        tmp_path, "os.execvp(sys.executable, [sys.executable, '-S', '-c', 'import os; os._exit(4)'])"
+    ) == (
         4,
         "done",
     )
@@ -65,7 +68,9 @@ def test_a_program_that_takes_the_process_over_does_so_after_the_records_are_rea
         "import hashlib; hashlib.pbkdf2_hmac('sha256', b'a', b'b', 400_000_000)",
     ],
 )
-def test_a_signal_that_ends_the_process_finds_the_records_read(tmp_path: Path, number: int, waiting: str) -> None:
+def test_a_signal_that_ends_the_process_finds_the_records_read(
+    tmp_path: Path, number: int, waiting: str
+) -> None:
     assert ended(tmp_path, f"print('ready', flush=True); {waiting}", number) == (-number, "done")
 
 
