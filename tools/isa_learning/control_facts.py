@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -44,36 +45,52 @@ def control_facts(paths: Iterable[Path], more: Iterable[int] = ()) -> dict[int, 
 ASYNC = frozenset({"HGMMA", "IGMMA", "QGMMA", "BGMMA"})
 
 
+_CONSTANT_BANK = re.compile(r"cx?\[[^\]]*\]\[[^\]]*\]")
+
+
 def note_kinds(models: Iterable[Key], facts: dict[int, ControlFacts]) -> None:
     """Write latency kind and used scoreboard fields into the models.
 
-    A key that no compiler word has takes what all seen keys of its mnemonic agree on, else "unknown".
+    Of an opcode with an address, few compiler words prove nothing by leaving scoreboards out (the last store of a
+    kernel needs none): it is like the opcodes of its mnemonic that are seen with them. A key that no compiler word has
+    takes what all seen keys of its mnemonic agree on, else "unknown".
     """
-    by_name: dict[str, set[tuple[str, int, int]]] = defaultdict(set)
-    unseen = []
+    seen: list[tuple[Key, str]] = []
+    unseen: list[tuple[Key, str]] = []
+    boards: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     for model in models:
         name = model.opcode[0].labels[0].split(".")[0]
         fact = facts.get(model.key)
         if fact is not None and "control" in model.extra:
             reuse = model.extra["control"]["reuse"]
             model.extra["control"]["reuse"] = [a | b for a, b in zip(reuse, fact.reuse, strict=True)]
-        if name in BRANCHES:
-            model.extra["kind"] = "branch"
-        elif fact is None:
+        if name not in BRANCHES and fact is None:
             unseen.append((model, name))
             continue
-        else:
-            kind = "async" if name in ASYNC else "variable" if fact.write or fact.read else "fixed"
-            model.extra["kind"] = kind
-            by_name[name].add((kind, int(fact.write > 0), int(fact.read > 0)))
-        model.extra["scoreboards"] = [int(fact.write > 0), int(fact.read > 0)] if fact else [0, 0]
+        own = [int(fact.write > 0), int(fact.read > 0)] if fact else [0, 0]
+        model.extra["kind"] = "branch" if name in BRANCHES else "async" if name in ASYNC else \
+            "variable" if any(own) else "fixed"
+        model.extra["scoreboards"] = own
         model.extra["seen"] = fact.words if fact else 0
+        if name not in BRANCHES:
+            seen.append((model, name))
+            boards[name] = [max(pair) for pair in zip(boards[name], own, strict=True)]
+    kinds: dict[str, set[str]] = defaultdict(set)
+    for model, name in seen:
+        if model.extra["kind"] == "fixed" and any(boards[name]) and _addresses(model):
+            model.extra["kind"] = "variable"
+            model.extra["scoreboards"] = list(boards[name])
+        kinds[name].add(model.extra["kind"])
     for model, name in unseen:
-        kinds = {k for k, _, _ in by_name[name]}
-        model.extra["kind"] = kinds.pop() if len(kinds) == 1 else "unknown"
-        model.extra["scoreboards"] = [max((w for _, w, _ in by_name[name]), default=0),
-                                      max((r for _, _, r in by_name[name]), default=0)]
+        known = kinds[name]
+        model.extra["kind"] = next(iter(known)) if len(known) == 1 else "unknown"
+        model.extra["scoreboards"] = list(boards[name])
         model.extra["seen"] = 0
+
+
+def _addresses(model: Key) -> bool:
+    """Whether the opcode has an address operand, constant banks aside."""
+    return any("[" in _CONSTANT_BANK.sub("", form.skeleton) for form in model.forms)
 
 
 REPRESENTATIVES = 12
