@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from gwatch.sass.cfg import OUTSIDE, Cfg, Flow
 from gwatch.sass.control import NO_SCOREBOARD
 from gwatch.sass.scoreboards import ALWAYS, IN_ORDER, unit_of
@@ -32,6 +34,9 @@ MIXED = "different values, depending on the way"
 STALE = "an old copy"
 UNCLAIMED = ".a value"
 NEVER, GROUP = -1, -2
+# Plain numbers: members of an enumeration cost much to compare by the hundred thousand.
+_CALLS = frozenset({int(Flow.CALL), int(Flow.CALL_OUT), int(Flow.CALL_INDIRECT)})
+_RETURN, _INDIRECT = int(Flow.RETURN), int(Flow.INDIRECT)
 _STACK_LOAD = re.compile(r"LDC R1, c\[0x0\]\[0x[0-9a-f]+\]$")
 _COPY = re.compile(r"MOV R(\d+), R(\d+)$")
 _SAVE = re.compile(r"STL \[R1\+(-0x[0-9a-f]+)\], R(\d+)$")
@@ -137,6 +142,9 @@ class Replay:
         self._stack_load = self._only_stack_load()
         self._quick = self._masks()
         self._covering = self._covers()
+        self._kinds: list[int] = cfg.flow.kind.tolist()
+        self._waits: list[int] = waits.mask.tolist()
+        self._group: list[bool] = waits.group.tolist()
 
     def _only_stack_load(self) -> str | None:
         """The text of the one original instruction that writes R1, where that is a constant."""
@@ -161,10 +169,9 @@ class Replay:
                 for index, (reads, writes) in enumerate(zip(masks.reads, masks.writes, strict=True)):
                     if (reads | writes) & mask:
                         out[index] = True
-        kinds = self.cfg.flow.kind
-        special = (Flow.CALL, Flow.CALL_OUT, Flow.CALL_INDIRECT, Flow.RETURN, Flow.INDIRECT)
-        for index in range(len(out)):
-            out[index] = out[index] or kinds[index] in special
+        special = np.isin(self.cfg.flow.kind, (*_CALLS, Flow.RETURN, Flow.INDIRECT))
+        for index in np.flatnonzero(special[: len(out)]).tolist():
+            out[index] = True
         return out
 
     def _covers(self) -> dict[int, tuple[int, str]]:
@@ -226,8 +233,7 @@ class Replay:
                     self._step(index, state)
 
     def _step(self, index: int, state: State) -> None:
-        mask = int(self.waits.mask[index])
-        group = bool(self.waits.group[index])
+        mask, group = self._waits[index], self._group[index]
         if state.flying and (mask or group):
             state.flying = {
                 item
@@ -236,7 +242,7 @@ class Replay:
                 and not (group and item.board == GROUP)
                 and not mask & item.covers
             }
-        if index in self._covering:
+        if state.flying and index in self._covering:
             board, unit = self._covering[index]
             state.flying = {
                 replace(item, covers=item.covers | 1 << board) if item.unit == unit else item
@@ -268,7 +274,7 @@ class Replay:
             reads |= touched
             writes |= touched
         sure = facts.complete and facts.guard == ALWAYS
-        kind = self.cfg.flow.kind[index]
+        kind = self._kinds[index]
         if self.original[index] in self.rewrite.calls:
             self._call(index, facts, state)
         for key in reads & state.values.keys() & (state.defined | self.rewrite.own):
@@ -297,11 +303,12 @@ class Replay:
                 else:
                     state.values[key] = MIXED
         state.defined |= writes & self.shared
-        if kind in (Flow.CALL, Flow.CALL_OUT, Flow.CALL_INDIRECT):
+        calls = kind in _CALLS
+        if calls:
             state.defined |= self.shared
-        if ("R", 1) in writes or kind in (Flow.CALL, Flow.CALL_OUT, Flow.CALL_INDIRECT, Flow.RETURN):
+        if ("R", 1) in writes or calls or kind == _RETURN:
             state.slots.clear()
-        if kind in (Flow.RETURN, Flow.INDIRECT) and not set(self.cfg.successors(index)) - {index + 1}:
+        if kind in (_RETURN, _INDIRECT) and not set(self.cfg.successors(index)) - {index + 1}:
             for key in state.values.keys() - self.rewrite.own:
                 self._report(
                     index,
