@@ -50,6 +50,7 @@ class Surroundings:
         self.cubin, self.kernel, self.isa = cubin, kernel, isa
         self.view = CodeView(isa, kernel.words)
         self._afterwards: dict[int, npt.NDArray[np.bool_]] = {}
+        self._landings: dict[tuple[int, int], int] = {}
 
     @cached_property
     def cfg(self) -> Cfg:
@@ -343,6 +344,13 @@ class Surroundings:
 
     def _landing(self, index: int, predicate: int) -> int:
         """Issue cycles (or a scoreboard wait, counted as 20) until the predicate's last write has landed."""
+        known = self._landings.get((index, predicate))
+        if known is None:
+            # Every attempt at placing a site asks again, and large kernels take long to search.
+            known = self._landings[index, predicate] = self._find_landing(index, predicate)
+        return known
+
+    def _find_landing(self, index: int, predicate: int) -> int:
         latency = latency_for(self.isa.arch.table)
         try:
             found = producers(self.cfg, self.view, self.waits, index, "P", predicate)
