@@ -14,7 +14,7 @@ until its scoreboard is waited for. Of original instructions only the registers 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -84,14 +84,22 @@ class State:
         """Its own copy."""
         return State(dict(self.values), dict(self.slots), set(self.flying), set(self.defined))
 
-    def merge(self, other: State) -> bool:
-        """Join ``other`` in; whether anything changed."""
+    def merge(self, other: State, own: Set[Key]) -> bool:
+        """Join ``other`` in; whether anything changed. ``own``: registers that only inserted code uses.
+
+        What a register holds on a way on which the kernel never wrote it is nothing that the kernel could read.
+        """
         changed = False
         for key in self.values.keys() | other.values.keys():
-            mine, theirs = self.values.get(key, ""), other.values.get(key, "")
+            held = mine, theirs = self.values.get(key, ""), other.values.get(key, "")
+            if mine != theirs and key not in own:
+                mine, theirs = mine if key in self.defined else "", theirs if key in other.defined else ""
             joined = mine if mine == theirs else MIXED
-            if joined != mine:
-                self.values[key] = joined
+            if joined != held[0]:
+                if joined:
+                    self.values[key] = joined
+                else:
+                    del self.values[key]
                 changed = True
         for slot in list(self.slots):
             if other.slots.get(slot) != self.slots[slot]:
@@ -223,7 +231,7 @@ class Replay:
                 if old is None:
                     found[following] = state.copy()
                     work.append(following)
-                elif old.merge(state):
+                elif old.merge(state, self.rewrite.own):
                     work.append(following)
         self._loud = True
         for block, state in zip(blocks, found, strict=True):

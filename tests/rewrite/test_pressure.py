@@ -24,6 +24,7 @@ from gwatch.sass.control import Control
 from gwatch.sass.hazards import RewriteChecker, check_rewrite
 from gwatch.sass.integrity import Rewrite
 from gwatch.sass.isa import isa_for
+from gwatch.sass.replay import MIXED, State
 from gwatch.sass.uses import CodeView
 
 MATMUL = Path(__file__).parents[2] / "examples" / "cuda" / "trace" / "matmul_sm90.cubin"
@@ -223,6 +224,24 @@ def test_registers_whose_first_write_is_guarded_may_be_lent_before_it() -> None:
                 plan = plan_trace(cubin, kernel, [SassTraceSite(index, warp_level=level)], clock=clock)
                 assert plan.rewritten.registers_after >= plan.rewritten.registers_before
     verify(GUARDED.read_bytes(), plan.rewritten)
+
+
+def test_what_a_register_held_on_a_way_on_which_the_kernel_never_wrote_it_is_nobodys() -> None:
+    key, own = ("R", 3), ("R", 200)
+    lent = State({key: ".scratch"})
+    written = State(defined={key})
+    assert lent.copy().merge(written, set()) and written.copy().merge(lent, set())
+    joined = lent.copy()
+    joined.merge(written, set())
+    assert key not in joined.values and key in joined.defined
+    overwritten = State({key: ".scratch"}, defined={key})
+    for first, second in ((overwritten, written), (written, overwritten), (joined, overwritten)):
+        state = first.copy()
+        state.merge(second, set())
+        assert state.values[key] == MIXED
+    mine = State({own: "off"})
+    mine.merge(State(), {own})
+    assert mine.values[own] == MIXED, "a value of inserted code has to come on every way"
 
 
 def test_a_load_without_scoreboard_has_landed_once_a_later_one_of_its_unit_was_waited_for() -> None:
