@@ -488,7 +488,8 @@ class Replay:
         announced = writer != NO_SCOREBOARD or reader != NO_SCOREBOARD
         if facts.kind not in ("variable", "unknown") and not announced and not _MEMORY.match(facts.mnemonic):
             return
-        unit = unit_of(facts.opcode)
+        # Inserted code waits for its own scoreboards; that units complete in order is for the compiler to rely on.
+        unit = "" if inserted else unit_of(facts.opcode)
         unit = unit if unit in IN_ORDER else ""
         for key in writes:
             state.flying.add(Flying(writer if writer != NO_SCOREBOARD else NEVER, True, key, inserted, unit))
