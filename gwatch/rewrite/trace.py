@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gwatch.errors import RegisterPressureError, SiteError, TraceError, UnsupportedError
+from gwatch.errors import HazardError, RegisterPressureError, SiteError, TraceError, UnsupportedError
 from gwatch.rewrite.ring import (
     DESCRIPTOR_BYTES,
     MAX_SITES,
@@ -277,7 +277,8 @@ def _first_that_fits(
     attempt: Callable[[builtin.Shape, Effort], Rewritten], shapes: Sequence[builtin.Shape]
 ) -> Rewritten:
     """The cheapest shape of the records that needs no register which would cost occupancy; else the cheapest with more
-    registers; else the leanest with registers saved around the sites.
+    registers; else the leanest with registers saved around the sites. A plan that the rewriter's own proof refuses is
+    left for the next one; where none is proved, that refusal is what the caller gets.
     """
     from gwatch.rewrite.planning import Effort
 
@@ -285,14 +286,19 @@ def _first_that_fits(
     tries += [(shapes[0], Effort.RAISE)]
     tries += [(shape, Effort.SAVE) for shape in shapes]
     failure: RegisterPressureError | None = None
+    unproved: HazardError | None = None
     for shape, effort in tries:
         try:
             return attempt(shape, effort)
+        except HazardError as error:
+            unproved = unproved or error
         except RegisterPressureError as error:
             if error.code not in ("registers", "launch-bounds", "uniform-registers"):
                 raise
             if effort is not Effort.RAISE or failure is None:
                 failure = error
+    if unproved is not None:
+        raise unproved
     assert failure is not None
     raise failure
 

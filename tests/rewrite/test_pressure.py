@@ -12,6 +12,7 @@ import pytest
 from gwatch.cuda.binary import Cubin
 from gwatch.cuda.binary.nvinfo import Attr
 from gwatch.cuda.binary.nvinfo import parse as parse_attributes
+from gwatch.errors import HazardError
 from gwatch.rewrite import Rewriter, Snippet, builtin
 from gwatch.rewrite import rewriter as rewriter_module
 from gwatch.rewrite import trace as trace_module
@@ -263,3 +264,20 @@ def test_a_load_without_scoreboard_has_landed_once_a_later_one_of_its_unit_was_w
     ]
     assert " R7, " in texts[product[-1]]
     verify(MATMUL.read_bytes(), plan_trace(cubin, kernel, sites, clock="gpu").rewritten)
+
+
+def test_a_plan_that_is_not_proved_is_left_for_the_next_and_never_hidden() -> None:
+    tried: list[Effort] = []
+
+    def attempt(shape: builtin.Shape, effort: Effort) -> Rewritten:
+        tried.append(effort)
+        if effort is proved:
+            return done
+        raise HazardError("hazard", f"effort {effort.name}")
+
+    done, shapes = object.__new__(Rewritten), (builtin.Shape.PLAIN,)
+    proved: Effort | None = Effort.RAISE
+    assert trace_module._first_that_fits(attempt, shapes) is done and tried == [Effort.FREE, Effort.RAISE]
+    proved = None
+    with pytest.raises(HazardError, match="effort FREE"):
+        trace_module._first_that_fits(attempt, shapes)
