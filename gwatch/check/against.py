@@ -23,11 +23,11 @@ from gwatch.errors import GWatchError, KernelError
 from gwatch.rewrite.surroundings import Surroundings
 from gwatch.sass.cfg import Cfg, Flow, Words, build_cfg
 from gwatch.sass.hazards import RewriteChecker
-from gwatch.sass.integrity import Key, Rewrite
+from gwatch.sass.integrity import Rewrite
 from gwatch.sass.isa import isa_for
 from gwatch.sass.latency import latency_for
 from gwatch.sass.scoreboards import Waits
-from gwatch.sass.uses import CodeView
+from gwatch.sass.uses import CodeView, Key
 
 if TYPE_CHECKING:
     from gwatch.cuda.binary import Cubin, KernelDef

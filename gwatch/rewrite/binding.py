@@ -11,10 +11,10 @@ from gwatch.errors import EncodeError, RegisterPressureError, SiteError, Unsuppo
 from gwatch.rewrite.homes import Move, bits
 from gwatch.rewrite.planning import Effort, Group, Plan, Planner, Wish
 from gwatch.rewrite.registers import Allocator
-from gwatch.rewrite.schedule import TO_ORIGINAL, Key, Line, Run, keys
+from gwatch.rewrite.schedule import TO_ORIGINAL, Line, Run
 from gwatch.rewrite.snippet import ORIGINAL, Reference, Snippet, SnippetLine
 from gwatch.sass.cfg import FLOW_MNEMONICS
-from gwatch.sass.uses import CodeView, WordFacts, plain, registers_in, word_facts
+from gwatch.sass.uses import CodeView, Key, WordFacts, plain, registers_in, word_facts
 
 if TYPE_CHECKING:
     from gwatch.cuda.binary import KernelDef
@@ -264,7 +264,7 @@ class Binder:
         base = len(run.lines)
         lines = self._lines(item, owner, registers, base)
         run.lines.extend(lines)
-        written = {key for line in lines for use in line.facts.writes() for key in keys(use)}
+        written = {key for line in lines for use in line.facts.writes() for key in use.registers()}
         for copy in placement.copies:
             if ("R", copy.there) in written:
                 run.lines.append(self._move(copy.value, copy.there, copy.home, owner))
@@ -324,7 +324,7 @@ class Binder:
             if line.target is not None:
                 target = TO_ORIGINAL if line.target == ORIGINAL else base + snippet.labels[line.target]
             self._check(item, line, text, facts, target)
-            mine = {key: claims[key] for use in facts.uses for key in keys(use) if key in claims}
+            mine = {key: claims[key] for use in facts.uses for key in use.registers() if key in claims}
             out.append(Line(text, facts, owner, target, joins=place in targets, claims=mine))
         return out
 

@@ -16,7 +16,7 @@ from gwatch.rewrite.homes import bits
 from gwatch.rewrite.planning import Effort, Group, Plan
 from gwatch.rewrite.registers import SPARE, Allocator, check_launchable, parse_excluded
 from gwatch.rewrite.result import PlacedSite, ReuseEdit, Rewritten
-from gwatch.rewrite.schedule import Key, Run, Scheduler
+from gwatch.rewrite.schedule import Run, Scheduler
 from gwatch.rewrite.snippet import Snippet
 from gwatch.rewrite.surroundings import Surroundings
 from gwatch.sass.abi import survivors
@@ -28,7 +28,7 @@ from gwatch.sass.integrity import Rewrite
 from gwatch.sass.isa import isa_for
 from gwatch.sass.latency import latency_for
 from gwatch.sass.motion import place_words, plan_layout
-from gwatch.sass.uses import word_facts
+from gwatch.sass.uses import Key, word_facts
 
 if TYPE_CHECKING:
     from gwatch.cuda.binary import Cubin, KernelDef

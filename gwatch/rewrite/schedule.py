@@ -20,9 +20,8 @@ from gwatch.sass.control import NO_SCOREBOARD, Control
 from gwatch.sass.flight import Flights
 from gwatch.sass.latency import UNKNOWN, LatencyTable, latency_class
 from gwatch.sass.scoreboards import Waits, producers, readiness
-from gwatch.sass.uses import CodeView, Use, WordFacts
+from gwatch.sass.uses import CodeView, Key, Use, WordFacts
 
-Key = tuple[str, int]
 BRANCH_STALL = 5
 LONGEST_STALL = 15
 MATRIX_READ = 16
@@ -98,11 +97,6 @@ class _State:
 
     boards: dict[int, _Pending]
     results: dict[Key, list[tuple[int, str]]] = field(default_factory=dict)
-
-
-def keys(use: Use) -> list[Key]:
-    """The registers of a use, one by one."""
-    return [(use.file, number) for number in range(use.first, use.first + use.count)]
 
 
 class Scheduler:
@@ -329,14 +323,14 @@ class Scheduler:
                 when = max([when, *(at + self.latency.settled(producer, file) for at, producer in items)])
         mine -= line.foreign
         for use in line.facts.reads():
-            for key in keys(use):
+            for key in use.registers():
                 if key in mine:
                     for at, producer in state.results.get(key, ()):
                         when = max(when, at + self.latency.distance(producer, use.file, name, use.role))
                     for board, pending in state.boards.items():
                         if key in pending.results:
                             mask |= 1 << board
-            if any(key not in mine for key in keys(use)):
+            if any(key not in mine for key in use.registers()):
                 wait, delay = self._kernel_read(run.index, use, name)
                 mask |= wait
                 when = max(when, delay)
@@ -346,7 +340,7 @@ class Scheduler:
                     mask |= 1 << board
         mine |= line.foreign & run.borrowed
         for use in line.facts.writes():
-            for key in keys(use):
+            for key in use.registers():
                 if key not in mine:
                     raise UnsupportedError(
                         "snippet-clobbers",
@@ -404,7 +398,7 @@ class Scheduler:
                 continue
             best[at] = distance
             facts = self.view.facts(at)
-            if facts.mnemonic.endswith("MMA") and any(key in keys(use) for use in facts.reads()):
+            if facts.mnemonic.endswith("MMA") and any(key in use.registers() for use in facts.reads()):
                 left = max(left, MATRIX_READ - distance)
             stack.extend(
                 (before, distance + self.view.stall(before)) for before in self.cfg.predecessors(at)
@@ -423,11 +417,11 @@ class Scheduler:
                 read_board = board
             pending = state.boards[board]
             pending.taken = when
-            pending.results |= {key for use in facts.writes() for key in keys(use)}
+            pending.results |= {key for use in facts.writes() for key in use.registers()}
             # Predicates are read when the instruction issues; registers of both files may be read later.
-            pending.sources |= {key for use in facts.reads() if use.file in ("R", "UR") for key in keys(use)}
+            pending.sources |= {key for use in facts.reads() if use.file in ("R", "UR") for key in use.registers()}
         for use in facts.writes():
-            for key in keys(use):
+            for key in use.registers():
                 if facts.guard == (7, False):
                     state.results.pop(key, None)
                 if facts.kind not in VARIABLE:
@@ -470,7 +464,7 @@ class Scheduler:
                 for at, producer in items:
                     needed = self.latency.settled(producer, key[0]) if leaves else 0
                     for use in facts.uses:
-                        if key in keys(use):
+                        if key in use.registers():
                             needed = max(needed, self._distance(producer, use, latency_class(facts.opcode)))
                     worst = max(worst, needed - (elapsed - at))
             stack.extend((item, elapsed + self.view.stall(index)) for item in self.cfg.successors(index))
@@ -505,7 +499,7 @@ class Scheduler:
     def _early(self, line: Line, passed: int, end: _State) -> int:
         worst = 0
         for use in line.facts.uses:
-            for key in keys(use):
+            for key in use.registers():
                 for at, producer in end.results.get(key, ()):
                     worst = max(worst, self._distance(producer, use, line.name) - (passed - at))
         return worst

@@ -10,7 +10,7 @@ upper four, and no uniform register. R20 and R21 hold the return address. Predic
 from __future__ import annotations
 
 from gwatch.sass.arch import Arch
-from gwatch.sass.integrity import Key
+from gwatch.sass.uses import Key
 
 _LOW = frozenset({*range(16, 20), *range(22, 32)})
 _UNIFORM = range(36, 63)

@@ -17,11 +17,11 @@ import numpy as np
 from gwatch.errors import GWatchError, HazardError
 from gwatch.sass.cfg import build_cfg
 from gwatch.sass.control import NO_SCOREBOARD, Control
-from gwatch.sass.integrity import Key, OriginalsChecker, Report, Rewrite
+from gwatch.sass.integrity import OriginalsChecker, Report, Rewrite
 from gwatch.sass.latency import LatencyTable, latency_class
-from gwatch.sass.replay import Replay, keys_of
+from gwatch.sass.replay import Replay
 from gwatch.sass.scoreboards import FAR, Waits, readiness
-from gwatch.sass.uses import CodeView, Use
+from gwatch.sass.uses import CodeView, Key, Use
 
 if TYPE_CHECKING:
     from gwatch.sass.isa import Isa
@@ -70,11 +70,11 @@ class RewriteChecker:
         if self.old.claims is not None:
             claims = self.old.claims.get(index, {}).keys()
         for use in facts.uses:
-            ours = [key in claims for key in keys_of(use)]
+            ours = [key in claims for key in use.registers()]
             if any(ours) or use.write:
                 self._window(index, use)
             if use.write:
-                if any(key not in self.old.own or self._used_outside(key) for key in keys_of(use)):
+                if any(key not in self.old.own or self._used_outside(key) for key in use.registers()):
                     self._lands(index, use)
             elif not all(ours):
                 self._kernel_value(index, use)
@@ -103,7 +103,7 @@ class RewriteChecker:
                 if self.cfg.leaves[at] or not other.complete:
                     needed = self.latency.settled(producer, use.file)
                 for their in other.uses:
-                    if any(their.file == use.file and their.covers(number) for _, number in keys_of(use)):
+                    if any(their.file == use.file and their.covers(number) for _, number in use.registers()):
                         name = latency_class(other.opcode)
                         least = (
                             self.latency.overwrite(producer, use.file, name)
@@ -145,7 +145,7 @@ class RewriteChecker:
         stack = [
             (before, self.view.stall(before), key)
             for before in self.cfg.predecessors(index)
-            for key in keys_of(use)
+            for key in use.registers()
         ]
         while stack:
             at, distance, key = stack.pop()

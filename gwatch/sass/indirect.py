@@ -19,7 +19,7 @@ import numpy as np
 from gwatch.errors import GWatchError, UnsupportedError
 from gwatch.sass.cfg import Cfg, Flow, word_at
 from gwatch.sass.control import CONTROL_MASK
-from gwatch.sass.uses import CodeView, plain
+from gwatch.sass.uses import CodeView, Key, plain
 
 if TYPE_CHECKING:
     from gwatch.sass.isa import Isa
@@ -37,7 +37,6 @@ _PLACE = re.compile(r"(c\[0x2\]\[)(U?R\w+)?\+?(-?0x[0-9a-f]+)?\]$")
 _DISPLACEMENT = re.compile(r"-?0x[0-9a-f]+$")
 _BRANCHES = frozenset({"BRX", "BRXU"})
 _POINTER = 8
-Key = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,12 +17,11 @@ from gwatch.sass.cfg import Cfg, Flow, Words
 from gwatch.sass.control import CONTROL_MASK
 from gwatch.sass.indirect import Tables, displacement, table_place
 from gwatch.sass.scoreboards import Waits
-from gwatch.sass.uses import CodeView
+from gwatch.sass.uses import CodeView, Key
 
 if TYPE_CHECKING:
     from gwatch.sass.isa import Isa
 
-Key = tuple[str, int]
 _REUSE_HIGH = np.uint64(15 << (122 - 64))
 _YIELD_HIGH = np.uint64(1 << (109 - 64))
 _IMMEDIATE_LOW = np.uint64(0xFFFFFFFF << 32)

@@ -19,8 +19,8 @@ import numpy as np
 
 from gwatch.errors import UnsupportedError
 from gwatch.sass.cfg import Cfg, Flow
-from gwatch.sass.indirect import Key, definitions, number_of
-from gwatch.sass.uses import CodeView
+from gwatch.sass.indirect import definitions, number_of
+from gwatch.sass.uses import CodeView, Key
 
 _SUM = re.compile(r"IADD3 R\d+, P\d, P\d, -R(\d+), R(\d+), R(\d+)$")
 

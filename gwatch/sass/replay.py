@@ -14,7 +14,7 @@ until its scoreboard is waited for. Of original instructions only the registers 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -23,13 +23,12 @@ import numpy as np
 from gwatch.sass.cfg import OUTSIDE, Cfg, Flow
 from gwatch.sass.control import NO_SCOREBOARD
 from gwatch.sass.scoreboards import ALWAYS, IN_ORDER, unit_of
-from gwatch.sass.uses import CodeView, Use, WordFacts
+from gwatch.sass.uses import CodeView, Key, WordFacts
 
 if TYPE_CHECKING:
     from gwatch.sass.integrity import Rewrite
     from gwatch.sass.scoreboards import Waits
 
-Key = tuple[str, int]
 MIXED = "different values, depending on the way"
 STALE = "an old copy"
 UNCLAIMED = ".a value"
@@ -45,11 +44,6 @@ _PACK = re.compile(r"P2R R(\d+), PR, RZ, 0x7f$")
 _UNPACK = re.compile(r"R2P PR, R(\d+), (0x[0-9a-f]+)$")
 # Read their registers after they issued even where the tables say fixed latency.
 _MEMORY = re.compile(r"(LD|ST|RED|ATOM|SU|TEX|TLD|TXD|UTMA|UBLK|SHFL|SYNCS)")
-
-
-def keys_of(use: Use) -> Iterator[Key]:
-    """The registers of a use, one by one."""
-    return ((use.file, number) for number in range(use.first, use.first + use.count))
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +138,7 @@ class Replay:
             for index, flag in enumerate(self.inserted)
             if flag
             for use in view.facts(index).writes()
-            for key in keys_of(use)
+            for key in use.registers()
             if key not in rewrite.own
         }
         self._stack_load = self._only_stack_load()
@@ -274,8 +268,8 @@ class Replay:
     # original instructions -----------------------------------------------------------------------------------------
 
     def _kernel(self, index: int, facts: WordFacts, state: State) -> None:
-        reads = {key for use in facts.reads() for key in keys_of(use)}
-        writes = {key for use in facts.writes() for key in keys_of(use)}
+        reads = {key for use in facts.reads() for key in use.registers()}
+        writes = {key for use in facts.writes() for key in use.registers()}
         if not facts.complete:
             wanted = (state.values.keys() | self.shared) - self.rewrite.own
             touched = {key for key in wanted if facts.may_touch(*key)}
@@ -356,7 +350,7 @@ class Replay:
         text = facts.text.rstrip(" ;")
         pack = _PACK.match(text)
         for use in facts.reads():
-            for key in keys_of(use):
+            for key in use.registers():
                 if not (pack and key[0] == "P"):
                     self._read(index, facts, state, key, claims.get(key))
                 self._not_flying(index, facts, state, key, results_only=True)
@@ -366,11 +360,11 @@ class Replay:
             self._launch(index, facts, state, set(), {("R", 1)}, inserted=True)
             return
         for use in facts.writes():
-            for key in keys_of(use):
+            for key in use.registers():
                 self._not_flying(index, facts, state, key, results_only=False)
         self._write(index, facts, text, state, claims)
-        reads = {key for use in facts.reads() for key in keys_of(use)}
-        writes = {key for use in facts.writes() for key in keys_of(use)}
+        reads = {key for use in facts.reads() for key in use.registers()}
+        writes = {key for use in facts.writes() for key in use.registers()}
         self._launch(index, facts, state, reads, writes, inserted=True)
         if int(self.cfg.flow.target[index]) == OUTSIDE:
             for item in state.flying:
@@ -422,7 +416,7 @@ class Replay:
             self._claimed(state, ("R", int(copy[1])), claims[("R", int(copy[1]))])
         else:
             for use in facts.writes():
-                for key in keys_of(use):
+                for key in use.registers():
                     self._assign(index, facts, state, key, claims.get(key))
 
     @staticmethod

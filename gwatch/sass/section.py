@@ -9,7 +9,7 @@ model is held to.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,10 +17,10 @@ import numpy as np
 from gwatch.errors import EncodeError
 from gwatch.sass.cfg import OUTSIDE, Cfg, Flow, Words, build_cfg, word_at
 from gwatch.sass.control import NO_SCOREBOARD, Control
-from gwatch.sass.integrity import Key, Report
+from gwatch.sass.integrity import Report
 from gwatch.sass.latency import LatencyTable, latency_class
 from gwatch.sass.scoreboards import ALWAYS, IN_ORDER, Waits, unit_of
-from gwatch.sass.uses import CodeView, Use, WordFacts
+from gwatch.sass.uses import CodeView, Key, Use, WordFacts
 
 if TYPE_CHECKING:
     from gwatch.sass.isa import Isa
@@ -47,10 +47,6 @@ _MEMORY = frozenset(
         "SHFL",
     }
 )
-
-
-def _keys(use: Use) -> Iterator[Key]:
-    return ((use.file, number) for number in range(use.first, use.first + use.count))
 
 
 def _exclusive(first: WordFacts, second: WordFacts) -> bool:
@@ -169,7 +165,7 @@ class SectionChecker:
     def _fixed(self, index: int, facts: WordFacts) -> None:
         producer = latency_class(facts.opcode)
         for use in facts.writes():
-            for offset, key in enumerate(_keys(use)):
+            for offset, key in enumerate(use.registers()):
                 self._follow(index, facts, producer, offset, key)
 
     def _follow(self, index: int, facts: WordFacts, producer: str, offset: int, key: Key) -> None:
@@ -227,9 +223,9 @@ class SectionChecker:
     def _announced(self, index: int, facts: WordFacts) -> None:
         control = self.view.control[index]
         writer, reader = int(control["write_scoreboard"]), int(control["read_scoreboard"])
-        written = {key for use in facts.writes() for key in _keys(use)}
+        written = {key for use in facts.writes() for key in use.registers()}
         # Uniform registers and predicates are read when the instruction issues.
-        sources = {key for use in facts.reads() if use.file == "R" for key in _keys(use)}
+        sources = {key for use in facts.reads() if use.file == "R" for key in use.registers()}
         if writer != NO_SCOREBOARD:
             self._variable(index, facts, written, 1 << writer, reads=True)
         else:
@@ -257,7 +253,7 @@ class SectionChecker:
             early.discard(at)
             other = self.view.facts(at)
             touched = any(
-                any(key in wanted for key in _keys(use)) and self._matters(facts, other, use, reads)
+                any(key in wanted for key in use.registers()) and self._matters(facts, other, use, reads)
                 for use in other.uses
             )
             if touched and not _exclusive(facts, other) and at != index:
@@ -287,7 +283,7 @@ class SectionChecker:
             seen.add((at, board))
             other = self.view.facts(at)
             same = unit in IN_ORDER and unit_of(other.opcode) == unit
-            touched = any(any(key in written for key in _keys(use)) for use in other.uses)
+            touched = any(any(key in written for key in use.registers()) for use in other.uses)
             if touched and not same and not _exclusive(facts, other):
                 self._report(
                     at,

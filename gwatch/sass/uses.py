@@ -39,6 +39,9 @@ _PLAIN = Control().to_bits()
 _PLAIN_HIGH = np.uint64(_PLAIN >> 64)
 _LIMIT = 1 << 18
 
+Key = tuple[str, int]
+"""A register: file and number."""
+
 
 @dataclass(frozen=True, slots=True)
 class Use:
@@ -53,6 +56,10 @@ class Use:
     def covers(self, register: int) -> bool:
         """Whether ``register`` is one of them."""
         return self.first <= register < self.first + self.count
+
+    def registers(self) -> list[Key]:
+        """They, one by one: (file, number)."""
+        return [(self.file, number) for number in range(self.first, self.first + self.count)]
 
 
 @dataclass(frozen=True, slots=True)
