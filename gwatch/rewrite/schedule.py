@@ -20,7 +20,7 @@ from gwatch.sass.control import NO_SCOREBOARD, Control
 from gwatch.sass.flight import Flights
 from gwatch.sass.latency import UNKNOWN, LatencyTable, latency_class
 from gwatch.sass.scoreboards import Waits, producers, readiness
-from gwatch.sass.uses import CodeView, Key, Use, WordFacts
+from gwatch.sass.uses import ALWAYS, CodeView, Key, Use, WordFacts
 
 BRANCH_STALL = 5
 LONGEST_STALL = 15
@@ -422,7 +422,7 @@ class Scheduler:
             pending.sources |= {key for use in facts.reads() if use.file in ("R", "UR") for key in use.registers()}
         for use in facts.writes():
             for key in use.registers():
-                if facts.guard == (7, False):
+                if facts.guard == ALWAYS:
                     state.results.pop(key, None)
                 if facts.kind not in VARIABLE:
                     state.results.setdefault(key, []).append((when, line.name))

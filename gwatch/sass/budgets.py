@@ -13,7 +13,7 @@ import numpy as np
 
 from gwatch.errors import UnsupportedError
 from gwatch.sass.cfg import Cfg, Flow
-from gwatch.sass.uses import CodeView
+from gwatch.sass.uses import ALWAYS, CodeView
 
 SPARE = 2
 _SET = re.compile(r"USETMAXREG(\S*)\s+(?:(UP\d|UPT|!UPT),\s*)?(0x[0-9a-f]+)\s*$")
@@ -42,7 +42,7 @@ class Budgets:
                 continue
             match = _SET.search(re.sub(r"^@!?U?P\w+ ", "", facts.text))
             parts = match[1].split(".") if match else []
-            if match is None or not ({"DEALLOC", "TRY_ALLOC"} & set(parts)) or facts.guard != (7, False):
+            if match is None or not ({"DEALLOC", "TRY_ALLOC"} & set(parts)) or facts.guard != ALWAYS:
                 raise UnsupportedError(
                     "setmaxnreg",
                     f"instruction {index} ({facts.text}) changes the number of registers in a way that isn't known",

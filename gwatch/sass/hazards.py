@@ -21,7 +21,7 @@ from gwatch.sass.integrity import OriginalsChecker, Report, Rewrite
 from gwatch.sass.latency import LatencyTable, latency_class
 from gwatch.sass.replay import Replay
 from gwatch.sass.scoreboards import FAR, Waits, readiness
-from gwatch.sass.uses import CodeView, Key, Use
+from gwatch.sass.uses import ALWAYS, CodeView, Key, Use
 
 if TYPE_CHECKING:
     from gwatch.sass.isa import Isa
@@ -172,7 +172,7 @@ class RewriteChecker:
                         f"{consumer.text} issues {distance} cycles after {facts.text} (new instruction {at}); "
                         f"{key[0]}{key[1]} needs {needed}",
                     )
-            if written and facts.guard == (7, False):
+            if written and facts.guard == ALWAYS:
                 continue
             stack.extend(
                 (before, distance + self.view.stall(before), key) for before in self.cfg.predecessors(at)

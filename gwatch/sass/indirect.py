@@ -19,7 +19,7 @@ import numpy as np
 from gwatch.errors import GWatchError, UnsupportedError
 from gwatch.sass.cfg import Cfg, Flow, word_at
 from gwatch.sass.control import CONTROL_MASK
-from gwatch.sass.uses import CodeView, Key, plain
+from gwatch.sass.uses import ALWAYS, CodeView, Key, plain
 
 if TYPE_CHECKING:
     from gwatch.sass.isa import Isa
@@ -149,7 +149,7 @@ def definitions(view: CodeView, cfg: Cfg, index: int, operand: Key | None = None
             stack.extend((item, (copy[3], int(copy[4]))) for item in before)
         else:
             found.append((at, key))
-        if facts.guard != (7, False):
+        if facts.guard != ALWAYS:
             stack.extend((item, key) for item in before)
     return found
 

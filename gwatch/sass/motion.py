@@ -26,7 +26,7 @@ from gwatch.sass.cfg import OUTSIDE, Cfg, Flow, Words, build_cfg, word_at
 from gwatch.sass.indirect import Tables, find_table_loads, moved_branch, shifted_load
 from gwatch.sass.pcs import computed_returns
 from gwatch.sass.stack import saved_from
-from gwatch.sass.uses import CodeView, WordFacts
+from gwatch.sass.uses import ALWAYS, CodeView, WordFacts
 
 if TYPE_CHECKING:
     from gwatch.sass.isa import Isa
@@ -150,7 +150,7 @@ def _sources(
                 f"instruction {index} returns to an address that instruction {at} ({facts.text}) computes",
                 "such code can't be moved safely yet",
             )
-        if facts.guard != (7, False):
+        if facts.guard != ALWAYS:
             stack.extend((before, wanted) for before in _before(view, cfg, at, wanted))
     return out
 

@@ -20,7 +20,7 @@ import numpy as np
 from gwatch.errors import UnsupportedError
 from gwatch.sass.cfg import Cfg, Flow
 from gwatch.sass.indirect import definitions, number_of
-from gwatch.sass.uses import CodeView, Key
+from gwatch.sass.uses import ALWAYS, CodeView, Key
 
 _SUM = re.compile(r"IADD3 R\d+, P\d, P\d, -R(\d+), R(\d+), R(\d+)$")
 
@@ -92,7 +92,7 @@ def _sums(view: CodeView, cfg: Cfg, index: int) -> list[int]:
         if any(use.file == "R" and use.covers(register) for use in facts.reads()):
             found.add(at)
         written = any(use.file == "R" and use.covers(register) for use in facts.writes())
-        if not cfg.leaves[at] and not (written and facts.guard == (7, False)):
+        if not cfg.leaves[at] and not (written and facts.guard == ALWAYS):
             stack.extend(cfg.successors(at))
     return sorted(found)
 

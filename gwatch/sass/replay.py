@@ -22,8 +22,9 @@ import numpy as np
 
 from gwatch.sass.cfg import OUTSIDE, Cfg, Flow
 from gwatch.sass.control import NO_SCOREBOARD
-from gwatch.sass.scoreboards import ALWAYS, IN_ORDER, unit_of
-from gwatch.sass.uses import CodeView, Key, WordFacts
+from gwatch.sass.flight import reads_late
+from gwatch.sass.scoreboards import IN_ORDER, unit_of
+from gwatch.sass.uses import ALWAYS, CodeView, Key, WordFacts
 
 if TYPE_CHECKING:
     from gwatch.sass.integrity import Rewrite
@@ -42,8 +43,6 @@ _SAVE = re.compile(r"STL \[R1\+(-0x[0-9a-f]+)\], R(\d+)$")
 _LOAD = re.compile(r"LDL R(\d+), \[R1\+(-0x[0-9a-f]+)\]$")
 _PACK = re.compile(r"P2R R(\d+), PR, RZ, 0x7f$")
 _UNPACK = re.compile(r"R2P PR, R(\d+), (0x[0-9a-f]+)$")
-# Read their registers after they issued even where the tables say fixed latency.
-_MEMORY = re.compile(r"(LD|ST|RED|ATOM|SU|TEX|TLD|TXD|UTMA|UBLK|SHFL|SYNCS)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -480,7 +479,7 @@ class Replay:
             state.flying |= {Flying(GROUP, result, key, inserted) for key in late for result in (True, False)}
             return
         announced = writer != NO_SCOREBOARD or reader != NO_SCOREBOARD
-        if facts.kind not in ("variable", "unknown") and not announced and not _MEMORY.match(facts.mnemonic):
+        if not announced and not reads_late(facts.mnemonic, facts.kind):
             return
         # Inserted code waits for its own scoreboards; that units complete in order is for the compiler to rely on.
         unit = "" if inserted else unit_of(facts.opcode)

@@ -16,10 +16,9 @@ from gwatch.errors import SiteError, UnsupportedError
 from gwatch.sass.cfg import Cfg, opcode_keys
 from gwatch.sass.control import NO_SCOREBOARD, SCOREBOARDS
 from gwatch.sass.latency import UNKNOWN, LatencyTable, latency_class
-from gwatch.sass.uses import CodeView, Use
+from gwatch.sass.uses import ALWAYS, CodeView, Use
 
 FAR = UNKNOWN
-ALWAYS = (7, False)
 # One unit does these and completes them in order: a later one's scoreboard covers an earlier one.
 _CONVERSIONS = frozenset({"MUFU", "POPC", "BREV", "FLO", "I2F", "F2I", "F2F", "FRND", "FCHK"})
 # So does the unit of shared memory and shuffles (compilers wait for a SHFL to have the LDS before it).
@@ -151,7 +150,7 @@ def producers(cfg: Cfg, view: CodeView, waits: Waits, index: int, file: str, reg
                     at, min(distance, old.distance), waited & old.waited, group and old.group_waited
                 )
             )
-            if facts.guard == (7, False):
+            if facts.guard == ALWAYS:
                 continue
         if cfg.leaves[at]:
             continue

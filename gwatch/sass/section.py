@@ -19,8 +19,8 @@ from gwatch.sass.cfg import OUTSIDE, Cfg, Flow, Words, build_cfg, word_at
 from gwatch.sass.control import NO_SCOREBOARD, Control
 from gwatch.sass.integrity import Report
 from gwatch.sass.latency import LatencyTable, latency_class
-from gwatch.sass.scoreboards import ALWAYS, IN_ORDER, Waits, unit_of
-from gwatch.sass.uses import CodeView, Key, Use, WordFacts
+from gwatch.sass.scoreboards import IN_ORDER, Waits, unit_of
+from gwatch.sass.uses import ALWAYS, CodeView, Key, Use, WordFacts
 
 if TYPE_CHECKING:
     from gwatch.sass.isa import Isa

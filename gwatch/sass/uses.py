@@ -42,6 +42,9 @@ _LIMIT = 1 << 18
 Key = tuple[str, int]
 """A register: file and number."""
 
+ALWAYS = (7, False)
+"""The guard of an instruction that always runs."""
+
 
 @dataclass(frozen=True, slots=True)
 class Use:
@@ -112,7 +115,7 @@ class Masks:
     kills: list[int]
 
 
-_NOT_KNOWN = WordFacts(False, False, UNKNOWN, UNKNOWN, UNKNOWN, (7, False), (), "")
+_NOT_KNOWN = WordFacts(False, False, UNKNOWN, UNKNOWN, UNKNOWN, ALWAYS, (), "")
 
 
 @lru_cache(maxsize=_LIMIT)
