@@ -14,10 +14,9 @@ from gwatch.cuda.binary.ptx import PtxFunction, PtxModule
 from gwatch.cuda.trace import ptxrecords
 from gwatch.cuda.trace.ptxas import compile_ptx
 from gwatch.cuda.trace.ptxmarkers import PtxMarker, check_ptx_markers, find_ptx_markers
-from gwatch.cuda.xtrace.scopes import Scopes, name_scopes
-from gwatch.errors import SiteError, TraceError, UnsupportedError
+from gwatch.cuda.xtrace.scopes import Scopes
+from gwatch.errors import TraceError, UnsupportedError
 from gwatch.rewrite.ring import (
-    MAX_SITES,
     Keep,
     RecordKind,
     RingFormat,
@@ -68,17 +67,7 @@ def ptx_scopes(module: PtxModule, kernel: str, names: Mapping[int, str], warp_le
     function = module.kernel(kernel)
     markers = find_ptx_markers(module, function)
     check_ptx_markers(module, function, markers, names)
-    if len(markers) > MAX_SITES:
-        raise SiteError(
-            "scope-copies",
-            f"{kernel} has {len(markers)} markers after unrolling, {MAX_SITES} can be recorded",
-            "unroll less, or mark fewer scopes",
-        )
-    scopes = Scopes(
-        name_scopes({marker.scope for marker in markers}, names),
-        tuple((marker.scope, marker.end) for marker in markers),
-        warp_level,
-    )
+    scopes = Scopes.of(kernel, [(marker.scope, marker.end) for marker in markers], names, warp_level)
     return PtxScopes(module, function, tuple(markers), scopes)
 
 

@@ -31,6 +31,24 @@ class Scopes:
     boundaries: tuple[tuple[int, bool], ...]
     warp_level: bool = False
 
+    @classmethod
+    def of(
+        cls,
+        kernel: str,
+        boundaries: Sequence[tuple[int, bool]],
+        names: Mapping[int, str],
+        warp_level: bool,
+    ) -> Scopes:
+        """The scopes of a kernel's checked markers. Raises SiteError ``[scope-copies]``."""
+        if len(boundaries) > MAX_SITES:
+            raise SiteError(
+                "scope-copies",
+                f"{kernel} has {len(boundaries)} markers after unrolling and inlining, {MAX_SITES} can be recorded",
+                "unroll less, or mark fewer scopes",
+            )
+        labels = name_scopes({scope for scope, _ in boundaries}, names)
+        return cls(labels, tuple(boundaries), warp_level)
+
     @property
     def regions(self) -> tuple[tuple[int, int, str], ...]:
         """(start site, end site, label) after :func:`merge`: scope k of ``names`` has sites 2k and 2k + 1."""
@@ -68,17 +86,7 @@ def scope_sites(
     """
     markers = find_markers(kernel)
     check_markers(kernel, markers, names)
-    if len(markers) > MAX_SITES:
-        raise SiteError(
-            "scope-copies",
-            f"{kernel.name} has {len(markers)} markers after unrolling and inlining, {MAX_SITES} can be recorded",
-            "unroll less, or mark fewer scopes",
-        )
-    scopes = Scopes(
-        name_scopes({marker.scope for marker in markers}, names),
-        tuple((marker.scope, marker.end) for marker in markers),
-        warp_level,
-    )
+    scopes = Scopes.of(kernel.name, [(marker.scope, marker.end) for marker in markers], names, warp_level)
     labels = dict(scopes.names)
     return tuple(_site(marker, labels[marker.scope], warp_level) for marker in markers), scopes
 
