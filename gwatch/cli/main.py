@@ -12,7 +12,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import NoReturn
 
 from gwatch import __version__
@@ -79,14 +79,25 @@ def run_command(name: str, arguments: list[str], prog: str | None = None) -> int
         as_json = bool(getattr(args, "json", False))
         with _engine(getattr(args, "engine", None)):
             code: int = module.run(args)
+        sys.stdout.flush()
     except GWatchError as error:
         _refuse(error, as_json)
         return 2
     except BrokenPipeError:
-        # A reader such as `head` went away; point stdout at nothing so that the interpreter's own flush stays quiet.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # A reader such as `head` went away.
+        _silence()
         return 0
+    except OSError as error:
+        _silence()
+        _refuse(UsageError("os-error", str(error), "check the disk, and where the output goes"), False)
+        return 2
     return code
+
+
+def _silence() -> None:
+    """Point standard output at nothing, so that the interpreter's own flush at exit stays quiet."""
+    with suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @contextmanager

@@ -92,7 +92,7 @@ def _excluded(args: argparse.Namespace) -> dict[str, list[int]] | None:
 
 
 def _trace(cubin: Cubin, kernel: KernelDef, args: argparse.Namespace) -> int:
-    from gwatch.cuda.binary.cubin import write_atomically
+    from gwatch.cuda.binary.cubin import write_together
     from gwatch.rewrite.sites import resolve_site
     from gwatch.rewrite.trace import plan_trace
 
@@ -107,14 +107,12 @@ def _trace(cubin: Cubin, kernel: KernelDef, args: argparse.Namespace) -> int:
         duration_ns=args.duration_ns,
         excluded_registers=_excluded(args),
     )
+    if args.output.is_dir():
+        raise TraceError("write-failed", f"cannot write {args.output}: it is a directory", "name a file")
     sidecar = args.output.with_suffix(".map.json")
     if sidecar.exists() and sidecar.samefile(args.cubin):
         raise SiteError("output-is-input", f"{sidecar} is the input", "name another output")
-    if args.output.is_dir():
-        raise TraceError("write-failed", f"cannot write {args.output}: it is a directory", "name a file")
-    # The longer name first: where it can't be written, nothing is.
-    write_atomically(sidecar, plan.site_map.to_bytes() + b"\n")
-    write_atomically(args.output, plan.data)
+    write_together([(sidecar, plan.site_map.to_bytes() + b"\n"), (args.output, plan.data)])
     report = _report(cubin, plan.rewritten, len(plan.data), args.output)
     report["map"] = str(sidecar)
     report["sites"] = _site_rows(plan)

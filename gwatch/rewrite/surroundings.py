@@ -17,7 +17,7 @@ from gwatch.rewrite.registers import SPARE, STACK_POINTER
 from gwatch.sass.abi import survivors
 from gwatch.sass.budgets import Budgets
 from gwatch.sass.cfg import Cfg, Flow, build_cfg, opcode_keys
-from gwatch.sass.control import NO_SCOREBOARD
+from gwatch.sass.control import NO_SCOREBOARD, SCOREBOARDS
 from gwatch.sass.flight import Flights
 from gwatch.sass.indirect import Tables, address_loads, find_table_loads
 from gwatch.sass.integrity import Callee
@@ -386,10 +386,32 @@ class Surroundings:
                     f"{name} has {what} (instruction {index}, "
                     f"0x{index * self.cfg.instruction_size:x}): not rewritten yet",
                 )
+        self._refuse_damage()
         refuse_relative_returns(self.view, self.cfg)
         _ = self.tables
         if self.returns is not None and twin and self.kernel.inner_functions:
             self._refuse_inner_references()
+
+    def _refuse_damage(self) -> None:
+        """What no compiler writes and the analyses can't make sense of: scoreboards and registers that don't exist."""
+        for field in ("write_scoreboard", "read_scoreboard"):
+            boards = self.view.control[field]
+            wrong = np.flatnonzero((boards >= SCOREBOARDS) & (boards != NO_SCOREBOARD))
+            if len(wrong):
+                index = int(wrong[0])
+                raise UnsupportedError(
+                    "control-illegal",
+                    f"{self.kernel.name} instruction {index} (0x{index * self.cfg.instruction_size:x}) takes "
+                    f"scoreboard {int(boards[index])} of 0 to {SCOREBOARDS - 1}",
+                    "the code is damaged; `gwatch check` lists what else is wrong",
+                )
+        highest = max(self.view.named("R", certain=True), default=-1)
+        if highest >= self.kernel.register_count and not self.budgets.changes:
+            raise UnsupportedError(
+                "register-count",
+                f"{self.kernel.name} uses R{highest} and states {self.kernel.register_count} registers",
+                "the cubin is damaged; `gwatch check` lists what else is wrong",
+            )
 
     def _refuse_inner_references(self) -> None:
         """With a twin a function inside the section exists twice: nothing outside may name it."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -275,3 +277,71 @@ def test_decode_refusals(
     dump.write_bytes(quiet.machine.memory[quiet.start : quiet.start + quiet.layout.data_bytes])
     assert main(["decode", str(dump), "--cubin", str(patched), *geometry, "--json"]) == 3
     assert "[no-records]" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("at", "value", "code"),
+    [
+        (0x1C4D, b"\x88", "control-illegal"),
+        (0x1B7E, b"\x0f", "control-illegal"),
+        (0x1614, b"\xff\xff\xff\x7f", "regcount-range"),
+        (0x1614, b"\xff\xff\xff\xff", "regcount-range"),
+        (0x1614, b"\x00\x01\x00\x00", "regcount-range"),
+        (0x1614, b"\x00\x00\x00\x00", "register-count"),
+        (0x1614, b"\x08\x00\x00\x00", "register-count"),
+    ],
+)
+def test_scoreboards_and_register_counts_that_do_not_exist(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], at: int, value: bytes, code: str
+) -> None:
+    data = bytearray(MATMUL.read_bytes())
+    data[at : at + len(value)] = value
+    damaged = tmp_path / "damaged.cubin"
+    damaged.write_bytes(data)
+    assert main(["rewrite", str(damaged), "--site", "0", "-o", str(tmp_path / "out.cubin")]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == "" and shown.err.startswith(f"gwatch: [{code}] ") and shown.err.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["damaged.cubin"]
+
+
+def test_outputs_that_are_no_files_stay_what_they_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pipe, target, link = tmp_path / "pipe.cubin", tmp_path / "target.cubin", tmp_path / "link.cubin"
+    os.mkfifo(pipe)
+    target.write_bytes(b"old")
+    link.symlink_to(target)
+    for output in (".", "", "/", str(pipe)):
+        assert main(["rewrite", str(MATMUL), "--site", "3", "-o", output]) == 2
+        assert capsys.readouterr().err.startswith("gwatch: [write-failed] cannot write ")
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link.cubin", "pipe.cubin", "target.cubin"]
+    assert main(["rewrite", str(MATMUL), "--site", "3", "-o", str(link)]) == 0
+    assert link.is_symlink() and target.read_bytes()[:4] == b"\x7fELF"
+
+
+def test_a_disk_that_fills_up_leaves_neither_file(tmp_path: Path) -> None:
+    output = tmp_path / "out.cubin"
+    script = (
+        "import resource, signal, sys\n"
+        "from gwatch.cli.main import main\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192))\n"
+        f"sys.exit(main(['rewrite', {str(MATMUL)!r}, '--site', '0', '-o', {str(output)!r}]))\n"
+    )
+    done = subprocess.run([sys.executable, "-B", "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and done.stderr.startswith("gwatch: [write-failed] "), done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_standard_output_is_one_line() -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "gwatch.cli.main", "rewrite", str(MATMUL), "--list"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 2
+    assert done.stderr.startswith("gwatch: [os-error] ") and done.stderr.count("\n") == 1, done.stderr

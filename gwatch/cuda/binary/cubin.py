@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -279,16 +279,35 @@ class Cubin:
 def write_atomically(path: Path, data: bytes | Iterable[bytes]) -> None:
     """Write ``data``, whole or in pieces, to ``path`` through a temporary file in the same directory. Raises
     CubinError [write-failed]."""
+    write_together([(path, data)])
+
+
+def write_together(files: Sequence[tuple[Path, bytes | Iterable[bytes]]]) -> None:
+    """Write several files, or none: each through a temporary file in its directory, renamed once all are there.
+
+    A link is followed. Raises CubinError [write-failed], also for what is no regular file: a rename would put one in
+    the place of a device.
+    """
     import secrets
 
-    temporary = path.parent / f".{path.name}.{secrets.token_hex(6)}"
+    ready: list[tuple[Path, Path]] = []
+    path = Path()
     try:
         try:
-            with open(temporary, "xb") as stream:
-                stream.writelines([data] if isinstance(data, bytes) else data)
-            os.replace(temporary, path)
+            for path, data in files:
+                target = Path(os.path.realpath(path))
+                if target.exists() and not target.is_file():
+                    what = "a directory" if target.is_dir() else "no regular file"
+                    raise CubinError("write-failed", f"cannot write {path}: it is {what}", "name a file")
+                temporary = target.parent / f".{target.name}.{secrets.token_hex(6)}"
+                ready.append((temporary, target))
+                with open(temporary, "xb") as stream:
+                    stream.writelines([data] if isinstance(data, bytes) else data)
+            for temporary, target in ready:
+                os.replace(temporary, target)
         except BaseException:
-            temporary.unlink(missing_ok=True)
+            for temporary, _ in ready:
+                temporary.unlink(missing_ok=True)
             raise
     except OSError as error:
         raise CubinError(

@@ -255,12 +255,21 @@ class KernelDef:
 
     @cached_property
     def register_count(self) -> int:
-        """Registers per thread the launch allocates (REGCOUNT). Raises CubinError [regcount-missing]."""
+        """Registers per thread the launch allocates (REGCOUNT). Raises CubinError [regcount-missing] or
+        [regcount-range]."""
         section = self._elf.find(".nv.info")
         counts = nvinfo.by_symbol(nvinfo.parse(self._elf.content(section)), Attr.REGCOUNT) if section else {}
         if self.symbol.index not in counts:
             raise CubinError("regcount-missing", f"{self._elf.what}: no REGCOUNT attribute for {self.name}")
-        return counts[self.symbol.index]
+        count = counts[self.symbol.index]
+        if count > self.arch.max_registers:
+            raise CubinError(
+                "regcount-range",
+                f"{self._elf.what}: {self.name} states {count} registers, a thread has at most "
+                f"{self.arch.max_registers}",
+                "the attribute section is damaged; compile the kernel again",
+            )
+        return count
 
     @property
     def max_threads(self) -> tuple[int, int, int] | None:
