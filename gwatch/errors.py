@@ -7,19 +7,23 @@ where, and (usually) a hint that says what to do. ``str(error)`` is ``[code] mes
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import ClassVar
 
 
 class GWatchError(Exception):
     """Base class of all errors gwatch raises on purpose.
 
     ``code`` is stable across releases; ``message`` says what is wrong and where; ``hint`` says what to do;
-    ``candidates`` are values that would have been accepted, nearest first, where there are any.
+    ``candidates`` are values that would have been accepted, nearest first, where there are any. ``cure`` is the hint
+    of a class's errors that give none of their own.
     """
+
+    cure: ClassVar[str] = ""
 
     def __init__(self, code: str, message: str, hint: str = "", candidates: Iterable[str] = ()) -> None:
         self.code = code
         self.message = " ".join(message.split())
-        self.hint = " ".join(hint.split())
+        self.hint = " ".join((hint or self.cure).split())
         self.candidates = tuple(candidates)
         super().__init__(str(self))
 
@@ -42,6 +46,8 @@ class UsageError(GWatchError):
 
 class CubinError(GWatchError):
     """A container (ELF, fatbin, attribute, relocation) is malformed, truncated or of a kind gwatch refuses."""
+
+    cure = "the file is damaged or of a kind that gwatch does not take: make or fetch it anew"
 
 
 class CubinNotFound(CubinError, FileNotFoundError):
@@ -75,6 +81,8 @@ class KernelError(GWatchError, LookupError):
 
 class SiteError(GWatchError, ValueError):
     """A site is out of range, ambiguous, inside padding, or asks for something that cannot be recorded."""
+
+    cure = "`gwatch rewrite FILE --list` shows the instructions that can be sites"
 
 
 class RegisterPressureError(GWatchError):

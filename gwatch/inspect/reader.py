@@ -53,7 +53,8 @@ class Reader:
         """A regular file. Raises CubinError [artifact-unreadable]."""
         try:
             if not stat.S_ISREG(os.stat(path).st_mode):  # reading a pipe or a device may never end
-                raise CubinError("artifact-unreadable", f"{os.fspath(path)} is not a regular file")
+                where = os.fspath(path)
+                raise CubinError("artifact-unreadable", f"{where} is not a regular file", "name the file itself")
             return cls(open(path, "rb"), os.fspath(path))
         except OSError as error:
             raise CubinError(

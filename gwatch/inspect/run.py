@@ -252,5 +252,5 @@ def _extract(folder: Path, image: Image, digest: str) -> str:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise CubinError("extract-folder", f"cannot make {folder}: {error.strerror}") from None
-    write_atomically(path, image.data)
+    write_atomically(path, image.data, follow=False)
     return str(path)

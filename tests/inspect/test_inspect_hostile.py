@@ -204,8 +204,8 @@ def test_pipes_and_links_are_named_and_not_followed_for_ever(tmp_path: Path) -> 
         (str(folder / "link.cubin"), [str(folder / "real.cubin")])
     ]
     assert {(Path(item.path).name, item.reason.rsplit("/", 1)[-1]) for item in report.skipped} == {
-        ("pipe.cubin", "pipe.cubin is not a regular file"),
-        ("zero.so", "zero.so is not a regular file"),
+        ("pipe.cubin", "pipe.cubin is not a regular file; name the file itself"),
+        ("zero.so", "zero.so is not a regular file; name the file itself"),
         ("ring.so", "symbolic link that leads nowhere"),
         ("loop", "symbolic link to a folder, not followed"),
     }

@@ -276,17 +276,18 @@ class Cubin:
             nvdisasm.disassemble_cubin(self.data, "-c")
 
 
-def write_atomically(path: Path, data: bytes | Iterable[bytes]) -> None:
-    """Write ``data``, whole or in pieces, to ``path`` through a temporary file in the same directory. Raises
-    CubinError [write-failed]."""
-    write_together([(path, data)])
+def write_atomically(path: Path, data: bytes | Iterable[bytes], *, follow: bool = True) -> None:
+    """Write ``data``, whole or in pieces, to ``path`` through a temporary file in the same directory; ``follow`` and
+    errors as in :func:`write_together`."""
+    write_together([(path, data)], follow=follow)
 
 
-def write_together(files: Sequence[tuple[Path, bytes | Iterable[bytes]]]) -> None:
+def write_together(files: Sequence[tuple[Path, bytes | Iterable[bytes]]], *, follow: bool = True) -> None:
     """Write several files, or none: each through a temporary file in its directory, renamed once all are there.
 
-    A link is followed. Raises CubinError [write-failed], also for what is no regular file: a rename would put one in
-    the place of a device.
+    A link is followed, because a user named it; without ``follow``, for names that gwatch makes up in a folder that
+    others may write to, it is replaced. Raises CubinError [write-failed], also for what is no regular file: a rename
+    would put one in the place of a device.
     """
     import secrets
 
@@ -295,7 +296,7 @@ def write_together(files: Sequence[tuple[Path, bytes | Iterable[bytes]]]) -> Non
     try:
         try:
             for path, data in files:
-                target = Path(os.path.realpath(path))
+                target = Path(os.path.realpath(path)) if follow else path
                 if target.exists() and not target.is_file():
                     what = "a directory" if target.is_dir() else "no regular file"
                     raise CubinError("write-failed", f"cannot write {path}: it is {what}", "name a file")
