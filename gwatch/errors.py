@@ -6,8 +6,12 @@ where, and (usually) a hint that says what to do. ``str(error)`` is ``[code] mes
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import ClassVar
+
+UNNAMED = "cubin"
+"""What an image is called in messages that has no name of its own: bytes in memory."""
 
 
 class GWatchError(Exception):
@@ -82,8 +86,6 @@ class KernelError(GWatchError, LookupError):
 class SiteError(GWatchError, ValueError):
     """A site is out of range, ambiguous, inside padding, or asks for something that cannot be recorded."""
 
-    cure = "`gwatch rewrite FILE --list` shows the instructions that can be sites"
-
 
 class RegisterPressureError(GWatchError):
     """A snippet's registers cannot be had without breaking the kernel."""
@@ -107,3 +109,18 @@ class LaunchError(GWatchError):
 
 class TraceError(GWatchError):
     """A trace cannot be taken, read or trusted."""
+
+
+@contextmanager
+def naming(path: object) -> Iterator[None]:
+    """Have what is said about an image inside name the file it came from.
+
+    Of errors about code and containers only: the others say where they are by themselves.
+    """
+    try:
+        yield
+    except (CubinError, DecodeError, UnsupportedError) as error:
+        name = str(path)
+        if name not in error.message:
+            error.message = f"{name}: {error.message.removeprefix(f'{UNNAMED}: ')}"
+        raise

@@ -13,6 +13,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "gwatch"
 LAYERS = [
     ("gwatch.errors", 0),
     ("gwatch._resources", 0),
+    ("gwatch._files", 0),
     ("gwatch.sass", 1),
     ("gwatch.cuda.binary", 2),
     ("gwatch.rewrite", 3),
@@ -100,7 +101,7 @@ def test_a_module_imports_only_its_own_layer_and_below(path: Path) -> None:
         if not imported.startswith("gwatch."):
             continue
         if module.startswith("gwatch.common"):
-            assert imported.startswith(("gwatch.common", "gwatch.errors", "gwatch._resources")), imported
+            assert imported.startswith(("gwatch.common", "gwatch.errors", "gwatch._")), imported
         elif own is not None and (other := _layer(imported)) is not None:
             assert other <= own, f"{module} (layer {own}) imports {imported} (layer {other})"
 

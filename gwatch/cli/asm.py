@@ -66,8 +66,8 @@ def _no_kernel(name: str, units: list[Unit]) -> list[Unit]:
 
 
 def _patch(args: argparse.Namespace, units: list[Unit]) -> None:
+    from gwatch._files import write_atomically
     from gwatch.cuda.binary import Cubin
-    from gwatch.cuda.binary.cubin import write_atomically
     from gwatch.cuda.binary.patch import patch_words
 
     if args.output is None:
@@ -88,7 +88,7 @@ def _patch(args: argparse.Namespace, units: list[Unit]) -> None:
 
 
 def _write(args: argparse.Namespace, target: str, units: list[Unit]) -> None:
-    from gwatch.cuda.binary.cubin import write_atomically
+    from gwatch._files import write_atomically
 
     words = [[f"{low | high << 64:#034x}" for low, high in unit.words.tolist()] for unit in units]
     if args.raw or args.output is not None:

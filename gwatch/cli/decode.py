@@ -127,7 +127,7 @@ def _save(path: Path, decoded: Decoded) -> None:
 
     import numpy as np
 
-    from gwatch.cuda.binary.cubin import write_atomically
+    from gwatch._files import write_atomically
 
     buffer = io.BytesIO()
     np.savez(

@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
         )
     pieces = _rendered(report, args)
     if args.output is not None:
-        from gwatch.cuda.binary.cubin import write_atomically
+        from gwatch._files import write_atomically
 
         write_atomically(args.output, (piece.encode("utf-8", "surrogateescape") for piece in pieces))
     else:

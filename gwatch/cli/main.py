@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from typing import NoReturn
 
 from gwatch import __version__
+from gwatch._files import need_folder
 from gwatch.cli.examples import epilog
 from gwatch.errors import GWatchError, UsageError
 
@@ -51,6 +52,7 @@ def _usage() -> str:
             "",
             "`gwatch COMMAND --help` describes a command.",
             "exit codes: 0 done, 1 a rule or comparison failed, 2 input or environment, 3 nothing recorded",
+            "outputs go into folders that exist; none is made for them",
         ]
     )
 
@@ -77,6 +79,8 @@ def run_command(name: str, arguments: list[str], prog: str | None = None) -> int
     try:
         args = parser.parse_args(arguments)
         as_json = bool(getattr(args, "json", False))
+        if getattr(args, "output", None) is not None:
+            need_folder(args.output)
         with _engine(getattr(args, "engine", None)):
             code: int = module.run(args)
         sys.stdout.flush()

@@ -5,20 +5,15 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from gwatch.errors import UsageError
-
 
 def put(text: str, output: Path | None) -> None:
-    """Print ``text`` (ASCII), or write it to ``output``, whole or not at all; missing folders are made.
+    """Print ``text`` (ASCII), or write it to ``output``, whole or not at all.
 
-    Raises UsageError ``[output-folder]``, CubinError ``[write-failed]``.
+    Raises UsageError ``[output-folder]``, ``[write-failed]``.
     """
     if output is None:
         sys.stdout.write(text)
         return
-    from gwatch.cuda.binary.cubin import write_atomically
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError("output-folder", f"cannot make {output.parent}: {error.strerror}") from None
+    from gwatch._files import write_atomically
+
     write_atomically(output, text.encode("ascii"))

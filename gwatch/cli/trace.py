@@ -157,13 +157,12 @@ def _say(line: str) -> None:
 
 def _write(sources: list[Path], archives: list[Path], names: list[str], report: Path | None) -> list[Path]:
     """Put the processes' archives in place; the report holds the launches of all of them."""
+    from gwatch._files import write_atomically
     from gwatch.common.format import File
-    from gwatch.cuda.binary.cubin import write_atomically
 
     if not sources:
         return []
     for source, target in zip(sources, archives, strict=True):
-        target.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(target, source.read_bytes())
     if report is None:
         return list(archives)

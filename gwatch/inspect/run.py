@@ -12,7 +12,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gwatch.cuda.binary.cubin import write_atomically
+from gwatch._files import need_folder, write_atomically
 from gwatch.errors import CubinError, GWatchError, ToolError, UnsupportedError
 from gwatch.inspect.artifacts import Image, Skipped, Text, open_artifact
 from gwatch.inspect.demangle import demangle
@@ -249,7 +249,9 @@ def _extract(folder: Path, image: Image, digest: str) -> str:
     stem = re.sub(r"[^A-Za-z0-9_.-]+", "_", re.split(r"[!/\\\\]", image.path)[-1]).removesuffix(".cubin")[:_STEM]
     path = folder / f"{stem}-{digest[:12]}.cubin"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        if not folder.is_dir():
+            need_folder(folder)
+            folder.mkdir()
     except OSError as error:
         raise CubinError("extract-folder", f"cannot make {folder}: {error.strerror}") from None
     write_atomically(path, image.data, follow=False)

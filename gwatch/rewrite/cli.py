@@ -92,7 +92,7 @@ def _excluded(args: argparse.Namespace) -> dict[str, list[int]] | None:
 
 
 def _trace(cubin: Cubin, kernel: KernelDef, args: argparse.Namespace) -> int:
-    from gwatch.cuda.binary.cubin import write_together
+    from gwatch._files import write_together
     from gwatch.rewrite.sites import resolve_site
     from gwatch.rewrite.trace import plan_trace
 
@@ -130,7 +130,7 @@ def _trace(cubin: Cubin, kernel: KernelDef, args: argparse.Namespace) -> int:
 
 
 def _insert_snippet(cubin: Cubin, kernel: KernelDef, args: argparse.Namespace) -> int:
-    from gwatch.cuda.binary.cubin import write_atomically
+    from gwatch._files import write_atomically
     from gwatch.rewrite.rewriter import Rewriter
     from gwatch.rewrite.sites import resolve_site
     from gwatch.rewrite.snippet import Snippet
@@ -294,7 +294,11 @@ def _list(cubin: Cubin, kernel: KernelDef, args: argparse.Namespace) -> int:
     try:
         wanted = re.compile(args.only) if args.only else None
     except re.error as error:
-        raise SiteError("site-syntax", f"{args.only!r} is not a regular expression: {error}") from None
+        raise SiteError(
+            "site-syntax",
+            f"{args.only!r} is not a regular expression: {error}",
+            "put a backslash before characters that are meant literally",
+        ) from None
     size = cubin.arch.instruction_size
     lines = kernel.map_address_to_line
     rows = []

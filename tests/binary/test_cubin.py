@@ -14,7 +14,7 @@ from binary_support import DATA, load, with_dependent_mercury
 
 import gwatch.cuda.binary as gw_binary
 from gwatch.cuda.binary import Cubin
-from gwatch.errors import CubinError, CubinNotFound, GWatchError, KernelError, SiteError
+from gwatch.errors import CubinError, CubinNotFound, GWatchError, KernelError, SiteError, UsageError
 
 ROOT = Path(__file__).resolve().parents[2]
 MATMUL = ROOT / "examples" / "cuda" / "trace" / "matmul_sm90.cubin"
@@ -199,7 +199,7 @@ def test_clone_and_dump(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     copy.dump(target, do_check=True)
     assert target.read_bytes() == cubin.serialize()
     assert [p.name for p in tmp_path.iterdir()] == ["out.cubin"]
-    with pytest.raises(CubinError, match=r"\[write-failed\]"):
+    with pytest.raises(UsageError, match=r"\[output-folder\]"):
         copy.dump(tmp_path / "no" / "such" / "dir.cubin")
 
 
@@ -211,7 +211,7 @@ def test_a_failed_dump_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.M
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.replace", fail)
-    with pytest.raises(CubinError, match="No space left"):
+    with pytest.raises(UsageError, match="No space left"):
         load("holders_sm90.cubin").dump(target)
     assert target.read_bytes() == b"old" and len(list(tmp_path.iterdir())) == 1
 

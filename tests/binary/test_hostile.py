@@ -53,10 +53,20 @@ def _symbol(index: int, field: int, form: str, value: int) -> bytes:
     return _header(table.offset + index * SYM.size + field, form, value)
 
 
+def _same_extent() -> bytes:
+    """An attribute section laid over the code, byte for byte."""
+    code = next(section for section in _ELF.sections if section.name.startswith(".text."))
+    info = _ELF.sections[_index(".nv.info." + code.name.removeprefix(".text."))]
+    data = bytearray(GOOD)
+    struct.pack_into("<QQ", data, _ELF.header.shoff + info.index * SHDR.size + 24, code.offset, code.size)
+    return bytes(data)
+
+
 CASES: list[tuple[str, Callable[[], bytes], str]] = [
     ("empty", lambda: b"", "elf-truncated"),
     ("a few bytes", lambda: GOOD[:63], "elf-truncated"),
     ("not ELF", lambda: b"MZ" + bytes(200), "elf-magic"),
+    ("two sections in the same bytes", lambda: _same_extent(), "elf-overlap"),
     ("PTX text", lambda: b".version 8.0\n.target sm_90\n" * 9, "elf-magic"),
     ("32-bit", lambda: _header(4, "<B", 1), "elf-class"),
     ("big-endian", lambda: _header(5, "<B", 2), "elf-endian"),

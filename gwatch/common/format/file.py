@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from gwatch._files import write_atomically
 from gwatch.common.format.iket import is_iket, read_iket
 from gwatch.common.format.jsonin import read_run
 from gwatch.common.format.jsonout import ROW_FORM_LIMIT, dump, run_chunks
@@ -150,9 +150,10 @@ class File:
 
         ``.json`` is the report, ``.gwatch`` the same as a binary archive, ``.html`` the page,
         ``.pftrace`` Perfetto's own form (needs the extra ``perfetto``),
-        ``.chrome.json`` events for chrome://tracing. Missing parent folders are made, and an
-        existing file is replaced only once the new one is complete. Raises RenderError ``[unknown-format]``
-        (a ValueError) for any other form, ToolError ``[perfetto-missing]``.
+        ``.chrome.json`` events for chrome://tracing. An existing file is replaced only once the
+        new one is complete. Raises RenderError ``[unknown-format]`` (a ValueError) for any other
+        form, UsageError ``[output-folder]`` where there is no such folder, ``[write-failed]``,
+        ToolError ``[perfetto-missing]``.
         """
         target, kind = Path(path), form_of(path, fmt)
         chunks: Iterable[str | bytes]
@@ -248,16 +249,5 @@ def _load_section(report: File, entry: dict[str, Any], where: str) -> None:
 
 
 def _write(target: Path, chunks: Iterable[str | bytes]) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            for chunk in chunks:
-                stream.write(chunk.encode("utf-8", "backslashreplace") if isinstance(chunk, str) else chunk)
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(name, 0o666 & ~umask)
-        os.replace(name, target)
-    except BaseException:
-        os.unlink(name)
-        raise
+    write_atomically(target, (chunk.encode("utf-8", "backslashreplace") if isinstance(chunk, str) else chunk
+                              for chunk in chunks))

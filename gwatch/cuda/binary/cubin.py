@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from gwatch._files import write_atomically
 from gwatch.cuda.binary.elf import SHF_EXECINSTR, SHT_PROGBITS, STO_CUDA_ENTRY, STT_FUNC, Elf
 from gwatch.cuda.binary.kernel import KernelDef
 from gwatch.errors import CubinError, CubinNotFound, KernelError
@@ -274,46 +274,6 @@ class Cubin:
                     raise CubinError("word-unknown", f"{self._source}: instruction {index} of {kernel.name} is {text}")
         if nvdisasm.present():
             nvdisasm.disassemble_cubin(self.data, "-c")
-
-
-def write_atomically(path: Path, data: bytes | Iterable[bytes], *, follow: bool = True) -> None:
-    """Write ``data``, whole or in pieces, to ``path`` through a temporary file in the same directory; ``follow`` and
-    errors as in :func:`write_together`."""
-    write_together([(path, data)], follow=follow)
-
-
-def write_together(files: Sequence[tuple[Path, bytes | Iterable[bytes]]], *, follow: bool = True) -> None:
-    """Write several files, or none: each through a temporary file in its directory, renamed once all are there.
-
-    A link is followed, because a user named it; without ``follow``, for names that gwatch makes up in a folder that
-    others may write to, it is replaced. Raises CubinError [write-failed], also for what is no regular file: a rename
-    would put one in the place of a device.
-    """
-    import secrets
-
-    ready: list[tuple[Path, Path]] = []
-    path = Path()
-    try:
-        try:
-            for path, data in files:
-                target = Path(os.path.realpath(path)) if follow else path
-                if target.exists() and not target.is_file():
-                    what = "a directory" if target.is_dir() else "no regular file"
-                    raise CubinError("write-failed", f"cannot write {path}: it is {what}", "name a file")
-                temporary = target.parent / f".{target.name}.{secrets.token_hex(6)}"
-                ready.append((temporary, target))
-                with open(temporary, "xb") as stream:
-                    stream.writelines([data] if isinstance(data, bytes) else data)
-            for temporary, target in ready:
-                os.replace(temporary, target)
-        except BaseException:
-            for temporary, _ in ready:
-                temporary.unlink(missing_ok=True)
-            raise
-    except OSError as error:
-        raise CubinError(
-            "write-failed", f"cannot write {path}: {error.strerror}", "check the directory"
-        ) from error
 
 
 def _listed(names: list[str], limit: int = 20) -> str:

@@ -30,6 +30,8 @@ ET_EXEC = 2
 NO_BYTES = frozenset({0, SHT_NOBITS, 0x70000007, 0x7000000A, 0x70000015})
 """Section types without file contents: NULL, NOBITS and CUDA's own for .nv.global, .nv.shared, reserved
 shared memory (seen in relocatable objects and Mercury copies)."""
+MERCURY = (".nv.merc.", ".nv.capmerc.")
+"""How the names of sections start that repeat another section for a second form of the code."""
 SHF_ALLOC = 2
 SHF_EXECINSTR = 4
 PT_LOAD = 1
@@ -263,17 +265,19 @@ class Elf:
         ]
         if header.phnum:
             extents.append((header.phoff, header.phnum * PHDR.size, "the program headers"))
-        shared: set[tuple[int, int]] = set()
+        shared: dict[tuple[int, int], bool] = {}
         for section in self.sections:
             if section.align & (section.align - 1):
                 raise CubinError(
                     "elf-align", f"{self.what}: section {section.name} has alignment {section.align}"
                 )
-            # Mercury sections share the bytes of the section they mirror: the same extent twice is one
-            # extent.
-            if section.in_file and (section.offset, section.size) not in shared:
-                shared.add((section.offset, section.size))
-                extents.append((section.offset, section.size, f"section {section.name}"))
+            if not section.in_file:
+                continue
+            # Mercury sections share the bytes of the section they mirror: that extent counts once.
+            extent, own = (section.offset, section.size), not section.name.startswith(MERCURY)
+            if extent not in shared or (own and shared[extent]):
+                extents.append((*extent, f"section {section.name}"))
+            shared[extent] = own or shared.get(extent, False)
         extents.sort()
         for (start, size, name), (following, _, other) in itertools.pairwise(extents):
             if start + size > following:

@@ -17,11 +17,10 @@ family.
 from __future__ import annotations
 
 from gwatch.cuda.binary import nvinfo
-from gwatch.cuda.binary.elf import EHDR, PHDR, SHDR, SHN_LORESERVE, Elf, Section
+from gwatch.cuda.binary.elf import EHDR, MERCURY, PHDR, SHDR, SHN_LORESERVE, Elf, Section
 from gwatch.cuda.binary.layout import Editor
 from gwatch.errors import UnsupportedError
 
-MERCURY = (".nv.merc.", ".nv.capmerc.")
 WITH_MERCURY, WITHOUT_MERCURY = 1 << 1, 1 << 2
 """Bits of ``e_flags`` (ABI 8)."""
 _TABLE_ALIGN = 8

@@ -10,7 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from gwatch.cuda.binary.cubin import Cubin, write_atomically
+from gwatch._files import write_atomically
+from gwatch.cuda.binary.cubin import Cubin
 from gwatch.cuda.binary.kernel import KernelDef
 from gwatch.cuda.capture import hooks
 from gwatch.cuda.driver import driver
