@@ -112,14 +112,14 @@ class TraceError(GWatchError):
 
 
 @contextmanager
-def naming(path: object) -> Iterator[None]:
-    """Have what is said about an image inside name the file it came from.
+def naming(path: object, *kinds: type[GWatchError]) -> Iterator[None]:
+    """Have what is said about a file's contents inside name the file.
 
-    Of errors about code and containers only: the others say where they are by themselves.
+    ``kinds``: of which errors; if not given, of those about code and containers, and of tools that could not read them.
     """
     try:
         yield
-    except (CubinError, DecodeError, UnsupportedError) as error:
+    except kinds or (CubinError, DecodeError, UnsupportedError, ToolError) as error:
         name = str(path)
         if name not in error.message:
             error.message = f"{name}: {error.message.removeprefix(f'{UNNAMED}: ')}"

@@ -87,6 +87,7 @@ STEPS = (
     _checks("bottlenecks", 120, alone=True),
     Step("record-cost", ("tools/bench/record_cost.py", "--quick"), 120, True),
     Step("tiers", ("tools/bench/tiers.py",), 120, True),
+    Step("ablation", ("tools/bench/ablation.py",), 90, True),
     Step("overhead", ("tools/bench/overhead.py",), 180, True),
     _tests("iket_agreement", 120, alone=True),
     _tests("trace_programs", 300, "-k", "soak", alone=True),

@@ -411,6 +411,7 @@ class Binder:
                 "snippet-state",
                 f"%{piece.name}+{piece.offset} of {item.snippet.name} is outside the {len(numbers)} "
                 "registers reserved for it",
+                "reserve a wider group",
             )
         return f"{file}{numbers[piece.offset]}"
 

@@ -109,7 +109,11 @@ class Rewriter:
             )
         elements = tuple(range(width)) if kept is None else tuple(sorted(set(kept)))
         if any(not 0 <= item < width for item in elements) or (file == "UR" and len(elements) < width):
-            raise SiteError("state-name", f"state register {name!r} keeps elements {elements} of {width}")
+            raise SiteError(
+                "state-name",
+                f"state register {name!r} keeps elements {elements} of {width}",
+                "elements count from 0; all of a uniform group are kept",
+            )
         self._reserved[name] = _Reserved(file, width, elements)
 
     def insert(
@@ -163,6 +167,7 @@ class Rewriter:
                 "snippet-value",
                 f"value {{{odd}}} of {snippet.name} is "
                 + ("missing" if odd in snippet.values else "given but not used"),
+                f"the snippet's values: {' '.join(sorted(snippet.values)) or 'none'}",
             )
         self._insertions.append(Insertion(index, snippet, given, label or snippet.name))
 
@@ -174,7 +179,7 @@ class Rewriter:
         UnsupportedError, EncodeError or HazardError; nothing is changed then.
         """
         if not self._insertions:
-            raise SiteError("no-site", f"nothing to insert into {self.kernel.name}")
+            raise SiteError("no-site", f"nothing to insert into {self.kernel.name}", "call insert() first")
         wants_twin = any(item.snippet.uses_original for item in self._insertions)
         if wants_twin and twin is False:
             raise SiteError(

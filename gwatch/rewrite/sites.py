@@ -60,7 +60,9 @@ def parse_site(text: str) -> SiteSpec:
         for name, value in _option(text, option).items():
             if name in fields:
                 raise SiteError(
-                    "site-syntax", f"site {text!r} says {option!r} twice or against another option"
+                    "site-syntax",
+                    f"site {text!r} says {option!r} twice or against another option",
+                    "say each option once",
                 )
             fields[name] = value
     return SiteSpec(text, place, choice, fields)
@@ -135,13 +137,18 @@ def _places(kernel: KernelDef, spec: SiteSpec) -> list[int]:
     size = kernel.arch.instruction_size
     if spec.place.lower().startswith("0x"):
         if number % size:
-            raise SiteError("site-unaligned", f"site {spec.text!r}: {number:#x} is no multiple of {size}")
+            raise SiteError(
+                "site-unaligned",
+                f"site {spec.text!r}: {number:#x} is no multiple of {size}",
+                f"instructions near it: {number // size * size:#x}, {number // size * size + size:#x}",
+            )
         number //= size
     if not 0 <= number < len(kernel.words):
         raise SiteError(
             "site-range",
             f"site {spec.text!r}: {kernel.name} has instructions 0..{len(kernel.words) - 1} "
             f"(pc 0x0..{(len(kernel.words) - 1) * size:#x})",
+            "choose one that --list shows",
         )
     return [number]
 

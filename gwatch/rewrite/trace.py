@@ -75,7 +75,9 @@ class SassTraceSite:
             if given is not None:
                 object.__setattr__(self, name, self._integer(name, given))
         if self.insert_index < 0:
-            raise SiteError("site-range", f"instruction index {self.insert_index} is negative")
+            raise SiteError(
+                "site-range", f"instruction index {self.insert_index} is negative", "indices count from 0"
+            )
         sources = (self.value_reg is not None) + bool(self.value_is_smid) + (self.special is not None)
         if sources > 1:
             raise SiteError(
@@ -109,7 +111,7 @@ class SassTraceSite:
                 raise TypeError
             return operator.index(given)  # type: ignore[arg-type]
         except TypeError:
-            raise SiteError("site-value", f"{name} is {given!r}, not an integer") from None
+            raise SiteError("site-value", f"{name} is {given!r}, not an integer", "give an integer") from None
 
     def _check_register(self, register: int) -> None:
         file, last = ("UR", 62) if self.value_is_uniform else ("R", 254)
@@ -321,7 +323,11 @@ def _check_sites(rewriter: Rewriter, sites: Sequence[SassTraceSite]) -> None:
     for number, site in enumerate(sites):
         where = f"site {number} (instruction {site.insert_index})"
         if site.insert_index >= count:
-            raise SiteError("site-range", f"{where}: {kernel.name} has instructions 0..{around.padding - 1}")
+            raise SiteError(
+                "site-range",
+                f"{where}: {kernel.name} has instructions 0..{around.padding - 1}",
+                "choose one of these",
+            )
         if site.insert_index >= around.padding:
             raise SiteError(
                 "site-padding",
@@ -336,6 +342,7 @@ def _check_sites(rewriter: Rewriter, sites: Sequence[SassTraceSite]) -> None:
             raise SiteError(
                 "site-register",
                 f"{where}: {kernel.name} has R0 to R{kernel.register_count - 3}, not R{wanted[-1]}",
+                "choose a register that the kernel has written by then",
             )
         for register in wanted:
             if not _may_be_written(around, file, register, site.insert_index):

@@ -38,7 +38,11 @@ def edit_instructions(
     count = len(kernel.words)
     for index in [*inserted, *deleted]:
         if not 0 <= index <= count - (index in deleted):
-            raise SiteError("site-range", f"{kernel.name}: index {index} is outside its {count} instructions")
+            raise SiteError(
+                "site-range",
+                f"{kernel.name}: index {index} is outside its {count} instructions",
+                f"give an index from 0 to {count - 1}, or {count} to insert at the end",
+            )
     check_supported(Elf(image), kernel.section_index)
     isa = isa_for(kernel.arch)
     relocated = frozenset(entry.offset // INSTRUCTION_SIZE for entry in kernel.relocations)
@@ -91,9 +95,15 @@ def word_of(kernel: KernelDef, instruction: int | bytes | str, index: int) -> in
     if isinstance(instruction, bytes):
         if len(instruction) != INSTRUCTION_SIZE:
             raise SiteError(
-                "word-size", f"an instruction has {INSTRUCTION_SIZE} bytes, not {len(instruction)}"
+                "word-size",
+                f"an instruction has {INSTRUCTION_SIZE} bytes, not {len(instruction)}",
+                "give 16 bytes, a 128-bit integer, or SASS text",
             )
         return int.from_bytes(instruction, "little")
     if not 0 <= instruction < 1 << 8 * INSTRUCTION_SIZE:
-        raise SiteError("word-size", f"{instruction:#x} is no 128-bit instruction word")
+        raise SiteError(
+            "word-size",
+            f"{instruction:#x} is no 128-bit instruction word",
+            "give 16 bytes, a 128-bit integer, or SASS text",
+        )
     return instruction

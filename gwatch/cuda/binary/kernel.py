@@ -369,18 +369,24 @@ class KernelDef:
         """Raise SiteError [site-range] unless ``index`` is one of the kernel's instructions."""
         if not 0 <= index < len(self.words):
             raise SiteError(
-                "site-range", f"{self.name}: index {index} is outside its {len(self.words)} instructions"
+                "site-range",
+                f"{self.name}: index {index} is outside its {len(self.words)} instructions",
+                f"give an index from 0 to {len(self.words) - 1}",
             )
 
     def index_of(self, pc: int) -> int:
         """Instruction index of a byte address. Raises SiteError [pc-unaligned] or [pc-range]."""
         if pc % INSTRUCTION_SIZE:
             raise SiteError(
-                "pc-unaligned", f"{self.name}: address {pc:#x} is no multiple of {INSTRUCTION_SIZE}"
+                "pc-unaligned",
+                f"{self.name}: address {pc:#x} is no multiple of {INSTRUCTION_SIZE}",
+                "give the address of an instruction",
             )
         if not 0 <= pc < len(self.words) * INSTRUCTION_SIZE:
             raise SiteError(
-                "pc-range", f"{self.name}: address {pc:#x} outside {len(self.words)} instructions"
+                "pc-range",
+                f"{self.name}: address {pc:#x} is outside its {len(self.words)} instructions",
+                f"give an address below {len(self.words) * INSTRUCTION_SIZE:#x}",
             )
         return pc // INSTRUCTION_SIZE
 

@@ -141,7 +141,9 @@ class _Collected:
         enters = self.site_ids(kernel, start.strip())
         leaves = self.site_ids(kernel, end.strip())
         if enters == leaves:
-            raise SiteError("region-syntax", f"region {text!r} begins and ends at the same place")
+            raise SiteError(
+                "region-syntax", f"region {text!r} begins and ends at the same place", "name two different sites"
+            )
         self.regions += [(a, b, name.strip()) for a in enters for b in leaves if a != b]
 
 
