@@ -19,6 +19,7 @@ import numpy.typing as npt
 from gwatch.check.findings import Finding, KernelCheck
 from gwatch.cuda.binary.elf import Relocation
 from gwatch.cuda.binary.nvinfo import OFFSET_SHAPES, Attr
+from gwatch.cuda.binary.stack import stack_bytes
 from gwatch.errors import GWatchError, KernelError
 from gwatch.rewrite.surroundings import Surroundings
 from gwatch.sass.cfg import Cfg, Flow, Words, build_cfg
@@ -182,6 +183,8 @@ class _Against:
             tables=self.tables,
             stride=self.stride,
             calls=self.callees,
+            frame=stack_bytes(self.after.elf, self.new.symbol.index)
+            - stack_bytes(self.before.elf, self.old.symbol.index),
         )
 
     # what points into the code

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from gwatch.errors import EncodeError, RegisterPressureError, SiteError, UnsupportedError
 from gwatch.rewrite.homes import Move, bits
-from gwatch.rewrite.planning import Effort, Group, Plan, Planner, Wish
+from gwatch.rewrite.planning import STACK, Copy, Effort, Group, Plan, Planner, Wish
 from gwatch.rewrite.registers import Allocator
 from gwatch.rewrite.schedule import TO_ORIGINAL, Line, Run
 from gwatch.rewrite.snippet import ORIGINAL, Reference, Snippet, SnippetLine
@@ -246,9 +246,13 @@ class Binder:
         """Append the insertion's lines, with what must be saved or copied around them."""
         placement = plan.placements[owner]
         reload = self.around.stack_reload
-        if placement.saved and reload is not None:
+        parked = [copy for copy in placement.copies if copy.slot]
+        if item.index >= 0 and (placement.saved or parked) and reload is not None:
             run.lines.append(self._line(reload, owner))
             run.borrowed |= {("R", _STACK)}
+        top = next((copy.base for copy in parked if copy.base >= 0), -1)
+        stack = f"LDC R{top}, c[0x0][{self.isa.arch.stack_offset:#x}]"
+        stack_claim = {("R", top): f"{owner}.{STACK}+0"}
         for register, slot in placement.saved:
             text = f"STL [R{_STACK}+-{slot:#x}], R{register}"
             run.lines.append(self._line(text, owner, foreign=frozenset({("R", register)})))
@@ -258,16 +262,20 @@ class Binder:
             claim = {key: f"{owner}.{_SAVED}"}
             others = frozenset(("P", number) for number in range(7))
             run.lines.append(self._line(f"P2R R{key[1]}, PR, RZ, 0x7f", owner, others, claim))
+        if top >= 0 and item.index >= 0:
+            run.lines.append(self._line(stack, owner, claims=stack_claim))
         for copy in placement.copies:
             if copy.loaded:
-                run.lines.append(self._move(copy.value, copy.home, copy.there, owner))
+                run.lines.append(self._fetch(copy, owner))
         base = len(run.lines)
         lines = self._lines(item, owner, registers, base)
         run.lines.extend(lines)
         written = {key for line in lines for use in line.facts.writes() for key in use.registers()}
-        for copy in placement.copies:
-            if ("R", copy.there) in written:
-                run.lines.append(self._move(copy.value, copy.there, copy.home, owner))
+        back = [copy for copy in placement.copies if ("R", copy.there) in written]
+        if top >= 0 and item.index < 0:
+            run.lines.append(self._line(stack, owner, claims=stack_claim))
+        for copy in back:
+            run.lines.append(self._store(copy, owner))
         if saved:
             mask = _mask(saved)
             run.lines.append(self._line(f"R2P PR, R{key[1]}, {mask:#x}", owner, claims=claim))
@@ -276,6 +284,28 @@ class Binder:
             run.lines.append(self._line(f"LDL R{register}, [R{_STACK}+-{slot:#x}]", owner))
         run.borrowed |= {("R", number) for number in bits(placement.borrowed)}
         run.restored |= {("R", register) for register, _ in placement.saved}
+
+    def _fetch(self, copy: Copy, owner: int) -> Line:
+        """A value comes from its home to where the snippet wants it."""
+        if not copy.slot:
+            return self._move(copy.value, copy.home, copy.there, owner)
+        place, claims = self._slot(copy, owner)
+        return self._line(f"LDL R{copy.there}, [{place}]", owner, claims=claims)
+
+    def _store(self, copy: Copy, owner: int) -> Line:
+        """It goes back there."""
+        if not copy.slot:
+            return self._move(copy.value, copy.there, copy.home, owner)
+        place, claims = self._slot(copy, owner)
+        return self._line(f"STL [{place}], R{copy.there}", owner, claims=claims)
+
+    def _slot(self, copy: Copy, owner: int) -> tuple[str, dict[Key, str]]:
+        """Where a parked value is, and what the registers of the access stand for."""
+        claims = {("R", copy.there): copy.value}
+        if copy.base < 0:
+            return f"R{_STACK}+-{copy.slot:#x}", claims
+        # The kernel hasn't made its frame yet.
+        return f"R{copy.base}+-{copy.slot + self.around.frame:#x}", claims | {("R", copy.base): f"{owner}.{STACK}+0"}
 
     def _move(self, value: str, old: int, new: int, owner: int, release: bool = False) -> Line:
         claims = {("R", old): value, ("R", new): value}

@@ -96,10 +96,9 @@ class Recorder:
         ]
         if not lean:
             found.append(StateRegister("base", 1, "R", (0,)))
-        uniform = [("desc", 2)]
-        if self.offsets:
-            uniform.append(("chunk", 2))
-        elif not plain:
+        # Stores that take offsets need no descriptor, only the prologue's do.
+        uniform = [("chunk" if self.offsets else "desc", 2)]
+        if not plain and not self.offsets:
             uniform.append(("high", 1))
             if lean:
                 uniform.append(("chunk", 1))
@@ -199,6 +198,7 @@ def prologue(recorder: Recorder, descriptor: int) -> Snippet:
     return Snippet(
         lines,
         registers={"ring": 2, "head_at": 2, "table": 2, "limit": 2, "dim": 2, "dim2": 2, "a": 4, "b": 4},
+        uniforms={"desc": 2} if recorder.offsets else {},
         predicates=("out",),
         state=recorder.state("off", "base", "high", "chunk", "desc", "head", *high),
         name="ring prologue",

@@ -2,15 +2,16 @@
 
 In this order: registers that the kernel doesn't name, up to the count that costs no occupancy (nobody has to be asked
 for them, and stores may read them at leisure); registers of the kernel that are dead where they are wanted; a higher
-count, where the launch still fits; at a site, live registers saved to local memory and put back. Kernels with
-setmaxnreg keep their count: there every register must fit the budget of the warps that come by.
+count, where the launch still fits; at a site, live registers saved to local memory and put back; values that no
+register can keep from site to site kept in local memory (parked). Kernels with setmaxnreg keep their count: there every
+register must fit the budget of the warps that come by.
 """
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -26,16 +27,19 @@ _STACK = 1
 _TRIED = 6
 _WAIT_COST, _DRAIN_COST, _SAVE_COST = 30.0, 20.0, 40.0
 SLOT_BYTES = 4
+STACK = "#stack"
+"""Scratch with the address of the top of the stack, at the entry, where R1 doesn't hold one yet."""
 
 
 class Effort(enum.Enum):
     """What may be done to have general registers: nothing that costs occupancy; a higher count; saving some around the
-    sites; anything, in that order.
+    sites; that, and keeping values in local memory between them; anything, in that order.
     """
 
     FREE = "free"
     RAISE = "raise"
     SAVE = "save"
+    PARK = "park"
     ANY = "any"
 
 
@@ -71,13 +75,16 @@ class Wish:
 @dataclass(frozen=True, slots=True)
 class Copy:
     """A value that a snippet needs in another register than its home: copied ``there`` first (``loaded``; not at the
-    entry, where it has none yet), and back where the snippet writes it.
+    entry, where it has none yet), and back where the snippet writes it. ``slot``: the home is in local memory, so many
+    bytes below the kernel's frame; ``base``: the register from which it is reached (-1: R1, the stack pointer).
     """
 
     value: str
     home: int
     there: int
     loaded: bool = True
+    slot: int = 0
+    base: int = -1
 
 
 @dataclass(slots=True)
@@ -86,7 +93,7 @@ class Placement:
 
     ``names``: name -> register of each element. ``borrowed``: registers of the kernel that it overwrites. ``saved``:
     those of them that must be put back, with the distance of their slot below the stack pointer. ``ways``: name -> how
-    its registers were had.
+    its registers were had. ``parked``: values that are kept in local memory, with the distance of their slots.
     """
 
     names: dict[str, list[int]] = field(default_factory=dict)
@@ -94,6 +101,7 @@ class Placement:
     copies: list[Copy] = field(default_factory=list)
     saved: list[tuple[int, int]] = field(default_factory=list)
     ways: dict[str, str] = field(default_factory=dict)
+    parked: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -167,6 +175,8 @@ class Planner:
                 yield partial(self._among, count, homes_first=True, saving=False)
         if effort in (Effort.SAVE, Effort.ANY):
             yield partial(self._among, counts[0], homes_first=True, saving=True)
+        if effort in (Effort.PARK, Effort.ANY) and self.around.parking:
+            yield partial(self._among, counts[0], homes_first=True, saving=True, parking=True)
 
     def _counts(self) -> Iterator[int]:
         """Register counts to try: the one that costs nothing, then one step after the other."""
@@ -271,8 +281,8 @@ class Planner:
 
     # among the kernel's own ----------------------------------------------------------------------------------------
 
-    def _among(self, count: int, homes_first: bool, saving: bool) -> Plan:
-        attempt = _Attempt(self, count, saving)
+    def _among(self, count: int, homes_first: bool, saving: bool, parking: bool = False) -> Plan:
+        attempt = _Attempt(self, count, saving, parking)
         return attempt.run(homes_first)
 
     # the entry -----------------------------------------------------------------------------------------------------
@@ -300,13 +310,22 @@ class Planner:
     def _enter(
         self, placements: dict[int, Placement], pool: RegisterFile, shared: dict[tuple[int, int], int]
     ) -> bool:
+        chosen: list[tuple[Placement, dict[str, list[int]], list[Copy]]] = []
         for wish in self.wishes:
             if wish.index >= 0:
                 continue
             used: dict[int, int] = {}
-            names = placements[wish.owner].names
-            lost = [group for group in wish.state if group.width > 1 and -1 in names[group.name]]
-            for group in _widest_first((*lost, *wish.scratch)):
+            placement = placements[wish.owner]
+            names, copies = dict(placement.names), []
+            parked = placement.parked
+            away = {group.name for group in wish.state if any(group.value(k) in parked for k in group.kept)}
+            lost = [
+                group
+                for group in wish.state
+                if group.name in away or (group.width > 1 and -1 in names[group.name])
+            ]
+            stack = [Group(STACK, 1)] if away else []
+            for group in _widest_first((*lost, *wish.scratch, *stack)):
                 number = used.get(group.width, 0)
                 used[group.width] = number + 1
                 if (group.width, number) not in shared:
@@ -316,10 +335,17 @@ class Planner:
                     shared[group.width, number] = start
                 start = shared[group.width, number]
                 if group in lost:
-                    placements[wish.owner].copies += [
-                        Copy(group.value(k), names[group.name][k], start + k, loaded=False) for k in group.kept
+                    homes = names[group.name]
+                    copies += [
+                        Copy(value, homes[k], start + k, loaded=False, slot=parked.get(value, 0))
+                        for k in group.kept
+                        for value in (group.value(k),)
                     ]
                 names[group.name] = list(range(start, start + group.width))
+            base = names.get(STACK, [-1])[0]
+            chosen.append((placement, names, [replace(item, base=base) if item.slot else item for item in copies]))
+        for placement, names, copies in chosen:
+            placement.names, placement.copies = names, copies
         return True
 
     def _highest(self, placements: Mapping[int, Placement], own: int) -> int:
@@ -331,8 +357,9 @@ class Planner:
 class _Attempt:
     """One try at placing everything among the kernel's registers and the spare ones."""
 
-    def __init__(self, planner: Planner, count: int, saving: bool) -> None:
-        self.planner, self.saving = planner, saving
+    def __init__(self, planner: Planner, count: int, saving: bool, parking: bool = False) -> None:
+        self.planner, self.saving, self.parking = planner, saving, parking
+        self.parked: dict[str, int] = {}
         around = planner.around
         self.spare = planner._spare(count)
         asked: dict[int, int] = {}
@@ -381,7 +408,7 @@ class _Attempt:
         held[-1] = entry & ~own
         homes = {
             value: sorted({r for r in home.registers.tolist() if r >= 0}) for value, home in housing.homes.items()
-        }
+        } | {value: [] for value in self.parked}
         initial = {value: housing.entry(value) for value in housing.homes if housing.entry(value) >= 0}
         highest = self.planner._highest(self.placements, own)
         return Plan(self.placements, moves, own, held, highest, self.frame, homes, initial, self.planner.around)
@@ -421,10 +448,20 @@ class _Attempt:
             prefer = self._pairing(group, element, sites) if group.width > 1 else {}
             value = group.value(element)
             if not self.housing.place(value, sites, left, prefer):
-                raise self.planner._fail(Group(value, 1), "from the entry to its last use")
+                if not self.parking:
+                    raise self.planner._fail(Group(value, 1), "from the entry to its last use")
+                self._park(value)
+                continue
             for register in {r for r in self.housing.homes[value].registers.tolist() if r >= 0}:
                 if left >> register & 1:
                     self.pool.used.add(register)
+
+    def _park(self, value: str) -> None:
+        """Keep ``value`` in local memory. Its slot comes before those of registers that sites save."""
+        self.frame += SLOT_BYTES
+        self.parked[value] = self.frame
+        for placement in self.placements.values():
+            placement.parked = self.parked
 
     def _pairing(self, group: Group, element: int, sites: list[int]) -> dict[int, float]:
         """Penalty of registers beside which the group's other elements don't fit at the sites."""
@@ -442,7 +479,7 @@ class _Attempt:
     def _free(self, index: int) -> int:
         """Registers that a site may use for itself, as far as homes are known."""
         taken = self.housing.held(index) | sum(1 << register for register in self.pool.used)
-        return self.points.scratch(index) & ~taken & ~self.housing.blocked.get(self.points.before(index), 0)
+        return self.points.scratch(index) & ~taken
 
     def _all_scratch(self) -> None:
         for index in sorted({wish.index for wish in self.sites}):
@@ -452,8 +489,14 @@ class _Attempt:
     def _scratch(self, wish: Wish) -> None:
         placement = self.placements[wish.owner]
         taken = 0
-        state = [group for group in wish.state if group.width > 1 or not group.kept]
-        for group in _widest_first((*state, *wish.scratch)):
+        state = [
+            group
+            for group in wish.state
+            if group.width > 1 or not group.kept or group.value(group.kept[0]) in self.parked
+        ]
+        away = any(group.value(k) in self.parked for group in wish.state for k in group.kept)
+        stack = [Group(STACK, 1)] if away and not self._has_stack(wish.index) else []
+        for group in _widest_first((*state, *wish.scratch, *stack)):
             if group in state and group.name in self.shared:
                 start, way = self.shared[group.name], "above the count"
             else:
@@ -464,6 +507,12 @@ class _Attempt:
             placement.names[group.name] = list(range(start, start + group.width))
             placement.ways[group.name] = way
         self.housing.block(wish.index, taken & ~sum(1 << r for r in self.pool.used))
+
+    def _has_stack(self, index: int) -> bool:
+        """Whether R1 is the stack pointer before instruction ``index`` (or can be made to hold what it will)."""
+        around = self.planner.around
+        last = around.stack_pointer
+        return around.stack_reload is not None or (last is not None and index > last)
 
     def _choose(self, wish: Wish, group: Group, taken: int) -> tuple[int, str]:
         index = wish.index
@@ -478,7 +527,7 @@ class _Attempt:
         ]
         if starts:
             return self._cheapest(index, starts, group.width), "dead"
-        if self.saving and wish.savable:
+        if self.saving and wish.savable and self._has_stack(index):
             return self._save(wish, group, taken), "saved"
         raise self.planner._fail(group, f"at instruction {index}")
 
@@ -521,7 +570,6 @@ class _Attempt:
         free = self._free(index) & ~taken
         usable = points.budget[index] & ~points.forbidden & ~flight.never & ~taken & ~self.asked.get(index, 0)
         usable &= ~self.housing.held(index) & ~sum(1 << register for register in self.pool.used)
-        usable &= ~self.housing.blocked.get(points.before(index), 0)
         starts = [
             start
             for start in range(0, self.planner.arch.max_registers - group.width + 1, group.width)
@@ -538,7 +586,7 @@ class _Attempt:
         start = min(starts, key=cost)
         placement = self.placements[wish.owner]
         for register in bits(_mask(start, group.width) & ~free):
-            slot = SLOT_BYTES * (len(placement.saved) + 1)
+            slot = SLOT_BYTES * (len(self.parked) + len(placement.saved) + 1)
             placement.saved.append((register, slot))
             self.frame = max(self.frame, slot)
         return start
@@ -559,19 +607,28 @@ class _Attempt:
                         continue
                     registers = [-1] * group.width
                     for element in group.kept:
-                        registers[element] = self.housing.entry(group.value(element))
+                        if group.value(element) not in self.parked:
+                            registers[element] = self.housing.entry(group.value(element))
                     placement.names[group.name] = registers
                     continue
-                if len(group.kept) == group.width == 1:
+                if len(group.kept) == group.width == 1 and group.name not in self.parked:
                     placement.names[group.name] = [self.housing.at(group.name, wish.index)]
                     home = placement.names[group.name][0]
                     placement.ways[group.name] = "above the count" if self.spare >> home & 1 else "home"
                     continue
                 registers = placement.names[group.name]
                 for element in group.kept:
-                    home = self.housing.at(group.value(element), wish.index)
+                    value = group.value(element)
+                    if value in self.parked:
+                        base = placement.names.get(STACK, [-1])[0]
+                        placement.copies.append(
+                            Copy(value, -1, registers[element], slot=self.parked[value], base=base)
+                        )
+                        placement.ways[group.name] = "parked"
+                        continue
+                    home = self.housing.at(value, wish.index)
                     if home != registers[element]:
-                        placement.copies.append(Copy(group.value(element), home, registers[element]))
+                        placement.copies.append(Copy(value, home, registers[element]))
 
 
 def _mask(start: int, width: int) -> int:

@@ -78,6 +78,7 @@ class Allocator:
     busy_predicates: frozenset[int]
     excluded: dict[str, frozenset[int]]
     entry_predicate: RegisterFile = field(init=False)
+    entry_uniform: RegisterFile = field(init=False)
     uniform: RegisterFile = field(init=False)
     predicate: RegisterFile = field(init=False)
 
@@ -87,18 +88,23 @@ class Allocator:
             "P", 0, self.arch.predicate_true, self.excluded["P"] | self.busy_predicates
         )
         self.entry_predicate = RegisterFile("P", 0, self.arch.predicate_true, self.excluded["P"])
+        self.entry_uniform = RegisterFile("UR", 0, self.arch.uniform_zero, self.excluded["UR"])
 
     def take(self, file: str, width: int, name: str, entry: bool = False) -> int:
         """``width`` aligned registers of ``file`` ("UR" or "P") for the virtual register ``name``.
 
-        ``entry``: needed only while the kernel is entered, so any predicate will do that is not taken otherwise (take
-        those that live longer first).
+        ``entry``: needed only while the kernel is entered, so any register will do that is not taken otherwise (take
+        those that live longer first); a uniform one that nobody names is still the better choice, for a store that
+        reads it need not be waited for.
         """
         pool = self.uniform if file == "UR" else self.predicate
         if entry and file == "P":
             self.entry_predicate.taken |= pool.used
             pool = self.entry_predicate
         start = pool.take(width, descending=True)
+        if start is None and entry and file == "UR":
+            self.entry_uniform.taken |= pool.used
+            start = self.entry_uniform.take(width, descending=True)
         if start is not None:
             return start
         wanted = f"{self.kernel}: {width} {file} register{'s' * (width > 1)} for %{name}"

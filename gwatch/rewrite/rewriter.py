@@ -216,7 +216,6 @@ class Rewriter:
             for item, registers in zip(self._insertions, bound.registers, strict=True)
             if item.index < 0
             for file, numbers in registers.values()
-            if file != "UR"
             for number in numbers
         }
         kept = frozenset(
@@ -275,6 +274,7 @@ class Rewriter:
                 built.claims,
                 around.callees,
                 {("R", register): value for value, register in plan.initial.items()},
+                plan.frame,
             ),
         )
         edit = TextEdit(
@@ -340,7 +340,8 @@ class Rewriter:
     def _state(plan: Plan, uniforms: Mapping[str, tuple[int, int]]) -> dict[str, str]:
         """Each state register's value with the register it lives in, or all of them in turn."""
         state = {
-            value: "/".join(f"R{register}" for register in registers) for value, registers in plan.homes.items()
+            value: "/".join(f"R{register}" for register in registers) or "local memory"
+            for value, registers in plan.homes.items()
         }
         return {**state, **{name: f"UR{first}" for name, (first, _) in uniforms.items()}}
 

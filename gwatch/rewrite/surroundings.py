@@ -25,6 +25,7 @@ from gwatch.sass.latency import latency_class, latency_for
 from gwatch.sass.liveness import Liveness
 from gwatch.sass.motion import refuse_relative_returns, return_addresses
 from gwatch.sass.pcs import Computed, computed_returns
+from gwatch.sass.replay import step_of
 from gwatch.sass.scoreboards import Waits, producers
 from gwatch.sass.uses import CodeView
 
@@ -196,6 +197,22 @@ class Surroundings:
         facts = self.view.facts(writers[0])
         return None if announced or facts.kind == "fixed" else facts.text.rstrip(" ;")
 
+    @cached_property
+    def parking(self) -> bool:
+        """Whether words below the kernel's frame stay untouched while it runs: R1 is set up once, at the entry, and no
+        call leaves the section and comes back.
+        """
+        last = self.stack_pointer
+        if last is None or self.view.writers("R", STACK_POINTER).tolist()[-1] > last:
+            return False
+        return not any(callee.returns for callee in self.callees.values())
+
+    @cached_property
+    def frame(self) -> int:
+        """Bytes by which the entry moves R1 down, where it is the stack pointer."""
+        found = [step_of(self.view.facts(index).text) for index in self.view.writers("R", STACK_POINTER).tolist()]
+        return -sum(step for step in found if step is not None)
+
     def _straight(self, index: int) -> bool:
         """Whether the kernel runs from its entry to ``index`` without a branch or join."""
         return not self.cfg.leaders[1 : index + 1].any() and not self.cfg.predecessors(0)
@@ -266,7 +283,7 @@ class Surroundings:
                     reads, uses, touches = reads | lost, EVERY_REGISTER, touches | lost
                 else:
                     reads, uses, touches = reads | inside, uses | inside, touches | inside
-            out[index] = Callee(reads, uses, touches)
+            out[index] = Callee(reads, uses, touches, not names or bool(names - NEVER_RETURN))
         return out
 
     def _named_callees(self) -> dict[int, str]:

@@ -279,7 +279,8 @@ def _first_that_fits(
     attempt: Callable[[builtin.Shape, Effort], Rewritten], shapes: Sequence[builtin.Shape]
 ) -> Rewritten:
     """The cheapest shape of the records that needs no register which would cost occupancy; else the cheapest with more
-    registers; else the leanest with registers saved around the sites. A plan that the rewriter's own proof refuses is
+    registers; else the leanest with registers saved around the sites; else the leanest whose values are kept in local
+    memory. A plan that the rewriter's own proof refuses is
     left for the next one; where none is proved, that refusal is what the caller gets.
     """
     from gwatch.rewrite.planning import Effort
@@ -287,6 +288,7 @@ def _first_that_fits(
     tries = [(shape, Effort.FREE) for shape in shapes]
     tries += [(shapes[0], Effort.RAISE)]
     tries += [(shape, Effort.SAVE) for shape in shapes]
+    tries += [(shape, Effort.PARK) for shape in reversed(shapes)]
     failure: RegisterPressureError | None = None
     unproved: HazardError | None = None
     for shape, effort in tries:

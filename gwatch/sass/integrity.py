@@ -41,12 +41,13 @@ class Report:
 @dataclass(frozen=True, slots=True)
 class Callee:
     """General registers (bit n = Rn) that code behind a call may read, may use for itself (``uses``), and may leave
-    changed when it comes back (``touches``).
+    changed when it comes back (``touches``). ``returns``: whether it may come back at all.
     """
 
     reads: int
     uses: int
     touches: int
+    returns: bool = True
 
 
 @dataclass(slots=True)
@@ -64,6 +65,7 @@ class Rewrite:
     LEPC -> that LEPC. ``claims``: per inserted word, what the registers of inserted code that it names stand for (None:
     not known, so its values can't be told apart). ``calls``: by original index, what code behind a call out of the
     section may do to general registers. ``initial``: where the values of inserted code are when the kernel is entered.
+    ``frame``: bytes by which the kernel's stack grew.
     """
 
     view: CodeView
@@ -85,6 +87,7 @@ class Rewrite:
     claims: Mapping[int, Mapping[Key, str]] | None = None
     calls: Mapping[int, Callee] = field(default_factory=dict)
     initial: Mapping[Key, str] = field(default_factory=dict)
+    frame: int = 0
 
     def places(self) -> npt.NDArray[np.int64]:
         """Index in the new code of each original instruction."""

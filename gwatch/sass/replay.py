@@ -5,7 +5,9 @@ paths, and asks no liveness analysis: each register holds the kernel's own value
 original instruction that reads such a register is an error, one that overwrites it makes it the kernel's again. Values
 of inserted code are followed by name through copies, so a reader that would find another value (or one that the
 kernel has overwritten) is an error as well. Registers saved to local memory count as the kernel's again once they are
-loaded back.
+loaded back; values of inserted code may be kept there as well. Its words of local memory lie below the kernel's frame
+at all times, within the bytes that the kernel's stack grew by: a frame that comes to lie on one, or a call out of the
+section, makes it worthless, and so does a newer value that isn't stored there.
 
 Beside the values goes what is in flight: an instruction of variable latency may write its results and read its sources
 until its scoreboard is waited for. Of original instructions only the registers that inserted code overwrites matter.
@@ -33,14 +35,19 @@ if TYPE_CHECKING:
 MIXED = "different values, depending on the way"
 STALE = "an old copy"
 UNCLAIMED = ".a value"
+STACK_TOP = "the top of the stack"
+_WORD = 4
 NEVER, GROUP = -1, -2
+Slot = tuple[str, int]
+"""A word of local memory: "top" (of the stack) or "R1", and the distance."""
 # Plain numbers: members of an enumeration cost much to compare by the hundred thousand.
 _CALLS = frozenset({int(Flow.CALL), int(Flow.CALL_OUT), int(Flow.CALL_INDIRECT)})
-_RETURN, _INDIRECT = int(Flow.RETURN), int(Flow.INDIRECT)
-_STACK_LOAD = re.compile(r"LDC R1, c\[0x0\]\[0x[0-9a-f]+\]$")
+_CALL_INSIDE, _RETURN, _INDIRECT = int(Flow.CALL), int(Flow.RETURN), int(Flow.INDIRECT)
+_STACK_LOAD = re.compile(r"(?:LDC|MOV|IMAD\.MOV\.U32) R(\d+), (?:RZ, RZ, )?c\[0x0\]\[(0x[0-9a-f]+)\]$")
+_STACK_STEP = re.compile(r"(?:IADD3|VIADD) R1, R1, (-?0x[0-9a-f]+)(?:, RZ)?$")
 _COPY = re.compile(r"MOV R(\d+), R(\d+)$")
-_SAVE = re.compile(r"STL \[R1\+(-0x[0-9a-f]+)\], R(\d+)$")
-_LOAD = re.compile(r"LDL R(\d+), \[R1\+(-0x[0-9a-f]+)\]$")
+_SAVE = re.compile(r"STL \[R(\d+)\+(-0x[0-9a-f]+)\], R(\d+)$")
+_LOAD = re.compile(r"LDL R(\d+), \[R(\d+)\+(-0x[0-9a-f]+)\]$")
 _PACK = re.compile(r"P2R R(\d+), PR, RZ, 0x7f$")
 _UNPACK = re.compile(r"R2P PR, R(\d+), (0x[0-9a-f]+)$")
 
@@ -66,16 +73,19 @@ class Flying:
 class State:
     """What is known at a point. ``values``: registers that don't hold the kernel's own value, with what they hold.
     ``defined``: registers that the kernel may have written on some way here; the others hold nothing that it could use.
+    ``depth``: R1, counted from the top of the stack (None: not known). ``slots``: what inserted code left in local
+    memory, by place, counted from the top or from R1.
     """
 
     values: dict[Key, str] = field(default_factory=dict)
-    slots: dict[int, str] = field(default_factory=dict)
+    slots: dict[Slot, str] = field(default_factory=dict)
     flying: set[Flying] = field(default_factory=set)
     defined: set[Key] = field(default_factory=set)
+    depth: int | None = None
 
     def copy(self) -> State:
         """Its own copy."""
-        return State(dict(self.values), dict(self.slots), set(self.flying), set(self.defined))
+        return State(dict(self.values), dict(self.slots), set(self.flying), set(self.defined), self.depth)
 
     def merge(self, other: State, own: Set[Key]) -> bool:
         """Join ``other`` in; whether anything changed. ``own``: registers that only inserted code uses.
@@ -98,6 +108,9 @@ class State:
             if other.slots.get(slot) != self.slots[slot]:
                 del self.slots[slot]
                 changed = True
+        if self.depth is not None and other.depth != self.depth:
+            self.depth = None
+            changed = True
         if not other.flying <= self.flying:
             self.flying |= other.flying
             changed = True
@@ -141,6 +154,8 @@ class Replay:
             if key not in rewrite.own
         }
         self._stack_load = self._only_stack_load()
+        self._stack_top = view.isa.arch.stack_offset
+        self._steps = self._own_frame()
         self._quick = self._masks()
         self._covering = self._covers()
         self._kinds: list[int] = cfg.flow.kind.tolist()
@@ -156,9 +171,18 @@ class Replay:
         ]
         return texts[0] if len(texts) == 1 and _STACK_LOAD.match(texts[0]) else None
 
+    def _own_frame(self) -> int:
+        """Bytes by which the kernel's own code moves R1 down, all in all."""
+        steps = (
+            step_of(self.view.facts(index).text)
+            for index in self.view.writers("R", 1).tolist()
+            if not self.inserted[index]
+        )
+        return sum(-step for step in steps if step is not None and step < 0)
+
     def _masks(self) -> list[bool]:
-        """Per instruction: whether it is worth looking at (inserted, touching ``shared`` or inserted registers, or
-        leaving).
+        """Per instruction: whether it is worth looking at (inserted, touching ``shared`` or inserted registers, moving
+        the stack pointer, or leaving).
         """
         wanted = dict.fromkeys(("R", "UR", "P", "UP"), 0)
         for file, number in self.shared | set(self.rewrite.own):
@@ -171,6 +195,7 @@ class Replay:
                     if (reads | writes) & mask:
                         out[index] = True
         special = np.isin(self.cfg.flow.kind, (*_CALLS, Flow.RETURN, Flow.INDIRECT))
+        special[self.view.writers("R", 1)] = True
         for index in np.flatnonzero(special[: len(out)]).tolist():
             out[index] = True
         return out
@@ -304,11 +329,14 @@ class Replay:
                 else:
                     state.values[key] = MIXED
         state.defined |= writes & self.shared
-        calls = kind in _CALLS
-        if calls:
+        if ("R", 1) in writes:
+            self._moved(facts, state)
+        if kind in _CALLS:
             state.defined |= self.shared
-        if ("R", 1) in writes or calls or kind == _RETURN:
-            state.slots.clear()
+            callee = self.rewrite.calls.get(self.original[index])
+            if kind != _CALL_INSIDE and (callee is None or callee.returns):
+                # What runs there has its frames below this one's.
+                state.slots.clear()
         if kind in (_RETURN, _INDIRECT) and not set(self.cfg.successors(index)) - {index + 1}:
             for key in state.values.keys() - self.rewrite.own:
                 self._report(
@@ -318,6 +346,45 @@ class Replay:
                     f"{self._name(state.values[key])}",
                 )
         self._launch(index, facts, state, reads & self.shared, writes & self.shared, inserted=False)
+
+    def _moved(self, facts: WordFacts, state: State) -> None:
+        """R1 changes. A frame may come to lie on words of inserted code: what they held is lost."""
+        text = facts.text.rstrip(" ;")
+        load, step = _STACK_LOAD.match(text), step_of(text)
+        if load and int(load[2], 16) == self._stack_top:
+            state.depth = 0
+        elif step is not None and state.depth is not None:
+            state.depth += step
+        else:
+            state.depth = None
+        depth = state.depth
+        state.slots = {
+            slot: value
+            for slot, value in state.slots.items()
+            if slot[0] == "top" and depth is not None and slot[1] + _WORD <= depth
+        }
+
+    def _slot(self, index: int, facts: WordFacts, state: State, base: int, offset: int) -> Slot:
+        """The word of local memory that an inserted line names."""
+        depth = state.depth
+        if base == 1:
+            below = -offset
+            slot = ("R1", offset) if depth is None else ("top", depth + offset)
+        elif state.values.get(("R", base)) == STACK_TOP:
+            below = -offset - self._steps
+            slot = ("top", offset)
+            if depth is not None and offset + _WORD > depth:
+                self._report(index, "stack", f"{facts.text} is at a word of the kernel's frame")
+        else:
+            self._report(index, "stack", f"{facts.text}: R{base} is not known to hold a stack address")
+            return ("nowhere", index)
+        if below > self.rewrite.frame:
+            self._report(
+                index,
+                "stack",
+                f"{facts.text} is {below} bytes below the kernel's frame, whose stack grew by {self.rewrite.frame}",
+            )
+        return slot
 
     def _call(self, index: int, facts: WordFacts, state: State) -> None:
         callee = self.rewrite.calls.get(self.original[index])
@@ -355,6 +422,7 @@ class Replay:
                 self._not_flying(index, facts, state, key, results_only=True)
         if text == self._stack_load:
             # The kernel's own load of R1 again: the same value, whichever lands last.
+            state.depth = 0
             state.flying = {item for item in state.flying if item.inserted or item.key != ("R", 1)}
             self._launch(index, facts, state, set(), {("R", 1)}, inserted=True)
             return
@@ -393,14 +461,18 @@ class Replay:
     def _write(
         self, index: int, facts: WordFacts, text: str, state: State, claims: Mapping[Key, str]
     ) -> None:
-        save, load = _SAVE.match(text), _LOAD.match(text)
+        save, load, top = _SAVE.match(text), _LOAD.match(text), _STACK_LOAD.match(text)
         pack, unpack, copy = _PACK.match(text), _UNPACK.match(text), _COPY.match(text)
         if save:
-            state.slots[int(save[1], 16)] = state.held(("R", int(save[2])))
+            slot = self._slot(index, facts, state, int(save[1]), int(save[2], 16))
+            state.slots[slot] = state.held(("R", int(save[3])))
         elif load and "." in claims.get(("R", int(load[1])), ""):
             state.values["R", int(load[1])] = claims["R", int(load[1])]
         elif load:
-            self._set(state, ("R", int(load[1])), state.slots.get(int(load[2], 16), MIXED))
+            slot = self._slot(index, facts, state, int(load[2]), int(load[3], 16))
+            self._set(state, ("R", int(load[1])), state.slots.get(slot, MIXED))
+        elif top and int(top[2], 16) == self._stack_top and top[1] != "1" and ("R", int(top[1])) in claims:
+            state.values["R", int(top[1])] = STACK_TOP
         elif pack:
             mine = sum(1 << number for number in range(7) if ("P", number) not in state.values)
             self._set(state, ("R", int(pack[1])), f"predicates {mine:#x}")
@@ -424,10 +496,7 @@ class Replay:
         if "." in claim:
             state.values[key] = claim
         elif state.values.get(key) != claim and not state.held(key).startswith("="):
-            # A new value of the state: what else was called that is old now.
-            for other, value in state.values.items():
-                if value == claim:
-                    state.values[other] = STALE
+            _outdate(state, claim)
             if "." in state.held(key):
                 state.values[key] = claim
 
@@ -445,9 +514,7 @@ class Replay:
             if facts.guard != ALWAYS and state.values.get(key) != claim:
                 state.values[key] = MIXED
                 return
-            for other, value in state.values.items():
-                if value == claim:
-                    state.values[other] = STALE
+            _outdate(state, claim)
         state.values[key] = claim
 
     @staticmethod
@@ -497,3 +564,22 @@ class Replay:
         if value in (MIXED, STALE):
             return value
         return f"{value.lstrip('.')} of inserted code"
+
+
+def _outdate(state: State, claim: str) -> None:
+    """A value of the state is new: whatever else was called that is an old copy now."""
+    for other, value in state.values.items():
+        if value == claim:
+            state.values[other] = STALE
+    for slot, value in state.slots.items():
+        if value == claim:
+            state.slots[slot] = STALE
+
+
+def step_of(text: str) -> int | None:
+    """By how much an instruction moves R1; None where it does something else."""
+    match = _STACK_STEP.match(text.rstrip(" ;"))
+    if match is None:
+        return None
+    step = int(match[1], 16)
+    return step - (1 << 32) if step >= 1 << 31 else step

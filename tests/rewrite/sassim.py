@@ -47,6 +47,7 @@ class Warp:
         self.p: dict[int, Lanes] = {}
         self.up: dict[int, bool] = {}
         self.elected: list[int] = []
+        self.local: dict[tuple[int, int], int] = {}
 
     def run(self, texts: tuple[str, ...], active: Lanes) -> str | None:
         """Execute lines; "original" when a branch leaves for the untouched copy."""
@@ -233,6 +234,25 @@ class Warp:
             words = [int(self._read(register + k)[lane]) for k in range(size // 4)]
             data = b"".join(word.to_bytes(4, "little") for word in words)
             self.machine.memory[place : place + size] = data
+
+    def _local(self, text: str) -> list[int]:
+        match = re.fullmatch(r"\[R(\d+)\+-(0x[0-9a-f]+)\]", text)
+        assert match, text
+        places: list[int] = (self._read(int(match[1])) - np.uint64(int(match[2], 16)) & M32).tolist()
+        return places
+
+    def _STL(self, modifiers: list[str], operands: list[str], mask: Lanes) -> None:
+        assert not modifiers
+        places, value = self._local(operands[0]), self._get(operands[1])
+        for lane in np.flatnonzero(mask).tolist():
+            self.local[lane, places[lane]] = int(value[lane])
+
+    def _LDL(self, modifiers: list[str], operands: list[str], mask: Lanes) -> None:
+        assert not modifiers
+        places, value = self._local(operands[1]), np.zeros(32, np.uint64)
+        for lane in np.flatnonzero(mask).tolist():
+            value[lane] = self.local[lane, places[lane]]
+        self._set(int(operands[0][1:]), value, mask)
 
     def _LDG(self, modifiers: list[str], operands: list[str], mask: Lanes) -> None:
         assert modifiers == ["E"]

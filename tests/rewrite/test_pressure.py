@@ -16,6 +16,7 @@ from gwatch.errors import HazardError
 from gwatch.rewrite import Rewriter, Snippet, builtin
 from gwatch.rewrite import rewriter as rewriter_module
 from gwatch.rewrite import trace as trace_module
+from gwatch.rewrite.homes import Housing
 from gwatch.rewrite.planning import Effort
 from gwatch.rewrite.result import Rewritten
 from gwatch.rewrite.surroundings import Surroundings
@@ -31,6 +32,9 @@ from gwatch.sass.uses import CodeView
 MATMUL = Path(__file__).parents[2] / "examples" / "cuda" / "trace" / "matmul_sm90.cubin"
 # tests/gpu/kernels/pressure.cu, nvcc -cubin -arch=sm_90a
 PRESSURE = Path(__file__).parent / "data" / "pressure_sm90a.cubin"
+
+# tests/rewrite/data/framed.cu, nvcc -cubin -arch=sm_90
+PARKED = Path(__file__).parent / "data" / "framed_sm90.cubin"
 
 GUARDED = Path(__file__).parent / "data" / "guarded_sm90.cubin"
 
@@ -102,6 +106,58 @@ def test_live_registers_are_saved_and_put_back(saving: None) -> None:
     sizes = {item.code: item.words[1] for item in info if item.code in wanted and item.words[0] == symbol}
     assert sizes == {Attr.FRAME_SIZE: 16, Attr.MIN_STACK_SIZE: 16}
     verify(cubin.data, result)
+
+
+@pytest.fixture
+def parking(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No register keeps a value from site to site."""
+
+    def only(attempt: object, shapes: tuple[builtin.Shape, ...]) -> Rewritten:
+        return attempt(shapes[-1], Effort.PARK)  # type: ignore[operator]
+
+    monkeypatch.setattr(trace_module, "_first_that_fits", only)
+    monkeypatch.setattr(Housing, "place", lambda *_: False)
+
+
+@pytest.mark.parametrize("kernel", ["roles_kernel", "full_kernel", "framed"])
+def test_values_that_no_register_keeps_are_kept_in_local_memory(parking: None, kernel: str) -> None:
+    cubin = Cubin.from_file(PARKED if kernel == "framed" else PRESSURE)
+    definition = cubin.get_kerneldef_by_name(kernel)
+    around = Rewriter(cubin, definition).surroundings
+    assert around.parking and (around.frame > 0) == (kernel == "framed")
+    count = around.padding
+    plan = plan_trace(cubin, definition, [SassTraceSite(i) for i in (0, count // 3, count // 2, count - 1)], clock="sm")
+    result = plan.rewritten
+    assert result.occupancy_after == result.occupancy_before and result.state["off"] == "local memory"
+    assert all(placed.ways["off"] == "parked" for placed in result.sites[1:])
+    assert result.local_bytes % 4 == 0 and result.local_bytes >= 4
+    entry = result.sites[0].texts
+    store = next(text for text in entry if text.startswith("STL"))
+    assert store.split("+-")[1].startswith(f"{4 + around.frame:#x}]")
+    verify(cubin.data, result)
+
+
+def test_a_value_in_local_memory_that_is_lost_is_caught(monkeypatch: pytest.MonkeyPatch, parking: None) -> None:
+    caught = _caught(monkeypatch, PARKED, "framed", 60)
+    view, entry = caught.checker.view, caught.rewrite.entry
+    texts = {index: view.facts(index).text for index in caught.checker.new}
+    first, back = (i for i, text in texts.items() if text.startswith("STL") and (i < entry or "+-0x4]" in text))
+    (load,) = [i for i, text in texts.items() if text.startswith("LDL") and "+-0x4]" in text]
+    (top,) = [i for i, text in texts.items() if text.startswith("LDC") and "[0x28]" in text]
+    frame = Rewriter(Cubin.from_file(PARKED), "framed").surroundings.frame
+    assert first < entry < load < back and caught.kinds({}) == set()
+    # Not stored at the entry; stored into the frame, past the stack, from another base; an old value left behind.
+    assert "stale" in caught.kinds({first: "NOP"})
+    assert {"stale", "stack"} & caught.kinds({first: texts[first].replace(f"-{4 + frame:#x}", f"-{frame:#x}")})
+    assert "stack" in caught.kinds({first: texts[first].replace(f"-{4 + frame:#x}", f"-{1024 + frame:#x}")})
+    assert "stack" in caught.kinds({top: texts[top].replace("[0x28]", "[0x2c]")})
+    assert "stale" in caught.kinds({back: "NOP"})
+    assert "stale" in caught.kinds({load: "NOP"})
+    assert "stale" in caught.kinds({load: texts[load].replace("-0x4", "-0x8")})
+    assert "stack" in caught.kinds({load: texts[load].replace("-0x4", "-0x404")})
+    assert "stack" in {item.kind for item in RewriteChecker(
+        caught.checker.isa, caught.checker.latency, dataclasses.replace(caught.rewrite, frame=0)
+    ).run()}
 
 
 def test_a_live_predicate_is_saved_in_a_register(monkeypatch: pytest.MonkeyPatch) -> None:

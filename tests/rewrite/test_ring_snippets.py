@@ -12,6 +12,10 @@ from sassim import Machine, Warp
 
 from gwatch.cuda.binary.cubin import Cubin
 from gwatch.cuda.xtrace.decode import Decoded, decode_ring
+from gwatch.rewrite import builtin, planning
+from gwatch.rewrite import trace as trace_module
+from gwatch.rewrite.homes import Housing
+from gwatch.rewrite.planning import Effort
 from gwatch.rewrite.ring import DESCRIPTOR_BYTES, RecordKind, RingLayout
 from gwatch.rewrite.trace import SassTraceSite, TracePlan, plan_trace
 
@@ -218,6 +222,24 @@ def test_every_visit_is_recorded(
         launch = Launch(plan, RingLayout.for_launch(plan.site_map.format, grid, block))
         play(launch, seed=len(sites) + grid[0])
         launch.check()
+
+
+@pytest.mark.parametrize("shape", list(builtin.Shape))
+def test_every_visit_is_recorded_by_values_in_local_memory(
+    cubin: Cubin, shape: builtin.Shape, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Housing, "place", lambda *_: False)
+    monkeypatch.setattr(
+        trace_module, "_first_that_fits", lambda attempt, shapes: attempt(shape, Effort.PARK)
+    )
+    monkeypatch.setattr(planning._Attempt, "_shared_groups", lambda self: None)
+    plan = plan_trace(cubin, "matmul", ALL_VALUES, clock="anchor", depth=8)
+    kept = ["off"] if shape is builtin.Shape.LEAN else ["off", "base"]
+    kept += ["addr+1"] if shape is builtin.Shape.PLAIN else []
+    assert {name for name, place in plan.rewritten.state.items() if place == "local memory"} == set(kept)
+    launch = Launch(plan, RingLayout.for_launch(plan.site_map.format, (3, 1, 1), (16, 5, 1)))
+    play(launch, seed=3)
+    launch.check()
 
 
 def test_long_records_hold_64_bit_times(cubin: Cubin) -> None:

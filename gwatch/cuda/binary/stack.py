@@ -7,6 +7,7 @@ together (MIN_STACK_SIZE); the driver sets a thread's local memory aside by them
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 
 from gwatch.cuda.binary.elf import Elf
 from gwatch.cuda.binary.nvinfo import Attr
@@ -23,20 +24,31 @@ def grow_stack(image: bytes, symbol: int, extra: int) -> bytes:
     Raises CubinError ``[stack-missing]`` when the file doesn't state the kernel's stack sizes.
     """
     extra = -(-extra // _ALIGN) * _ALIGN
-    elf = Elf(image)
-    info = elf.find(".nv.info")
     out = bytearray(image)
     grown = set()
-    if info is not None:
-        at, end = info.offset, info.offset + info.size
-        while at + 4 <= end:
-            kind, code, size = struct.unpack_from("<BBH", out, at)
-            if kind == _SIZED and code in _SIZES and size == 8:
-                owner, value = struct.unpack_from("<II", out, at + 4)
-                if owner == symbol:
-                    struct.pack_into("<I", out, at + 8, value + extra)
-                    grown.add(code)
-            at += 4 + (size if kind == _SIZED else 0)
+    for code, at, value in _stated(Elf(image), symbol):
+        struct.pack_into("<I", out, at, value + extra)
+        grown.add(code)
     if not {int(Attr.FRAME_SIZE), int(Attr.MIN_STACK_SIZE)} <= grown:
         raise CubinError("stack-missing", "the cubin doesn't state the kernel's stack sizes")
     return bytes(out)
+
+
+def stack_bytes(elf: Elf, symbol: int) -> int:
+    """Bytes of local memory that the file states for the stack of the kernel of symbol index ``symbol``; 0 for none."""
+    return max((value for code, _, value in _stated(elf, symbol) if code == Attr.MIN_STACK_SIZE), default=0)
+
+
+def _stated(elf: Elf, symbol: int) -> Iterator[tuple[int, int, int]]:
+    """(attribute, offset of its value in the file, value) of a kernel's stack sizes."""
+    info = elf.find(".nv.info")
+    if info is None:
+        return
+    at, end = info.offset, info.offset + info.size
+    while at + 4 <= end:
+        kind, code, size = struct.unpack_from("<BBH", elf.data, at)
+        if kind == _SIZED and code in _SIZES and size == 8 and at + 12 <= end:
+            owner, value = struct.unpack_from("<II", elf.data, at + 4)
+            if owner == symbol:
+                yield code, at + 8, value
+        at += 4 + (size if kind == _SIZED else 0)
