@@ -117,9 +117,10 @@ def naming(path: object, *kinds: type[GWatchError]) -> Iterator[None]:
 
     ``kinds``: of which errors; if not given, of those about code and containers, and of tools that could not read them.
     """
+    wanted = kinds or (CubinError, DecodeError, UnsupportedError, ToolError)
     try:
         yield
-    except kinds or (CubinError, DecodeError, UnsupportedError, ToolError) as error:
+    except wanted as error:
         name = str(path)
         if name not in error.message:
             error.message = f"{name}: {error.message.removeprefix(f'{UNNAMED}: ')}"

@@ -14,6 +14,7 @@ LAYERS = [
     ("gwatch.errors", 0),
     ("gwatch._resources", 0),
     ("gwatch._files", 0),
+    ("gwatch._kinds", 0),
     ("gwatch.sass", 1),
     ("gwatch.cuda.binary", 2),
     ("gwatch.rewrite", 3),

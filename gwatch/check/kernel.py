@@ -91,7 +91,12 @@ def _starts(kernel: KernelDef) -> tuple[tuple[int, ...], dict[int, list[int]]]:
 def check_cubin(
     cubin: Cubin, pattern: str = "", finished: Callable[[KernelCheck], None] | None = None
 ) -> Iterator[KernelCheck]:
-    """Check every kernel and device function of ``cubin`` whose mangled name matches the regular expression."""
+    """Check every kernel and device function of ``cubin`` whose mangled name matches the regular expression.
+
+    Raises CubinError [elf-relocation], [elf-index] for relocations that fit no section.
+    """
+    for section in cubin.elf.relocation_sections():
+        cubin.elf.relocations(section)
     for kernel in [*cubin.get_map_kernel_def().values(), *cubin.get_map_function_def().values()]:
         if re.search(pattern, kernel.name):
             result = check_kernel(cubin, kernel)

@@ -8,9 +8,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gwatch.errors import UsageError
+from gwatch._kinds import CUBIN, SASS, expect
+from gwatch.errors import UsageError, naming
 
 if TYPE_CHECKING:
+    from gwatch.cuda.binary import Cubin
     from gwatch.sass.asm import AssemblyError, Unit
 
 
@@ -45,6 +47,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _read(path: Path) -> str:
+    expect(path, SASS)
     try:
         return sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -68,11 +71,21 @@ def _no_kernel(name: str, units: list[Unit]) -> list[Unit]:
 def _patch(args: argparse.Namespace, units: list[Unit]) -> None:
     from gwatch._files import write_atomically
     from gwatch.cuda.binary import Cubin
-    from gwatch.cuda.binary.patch import patch_words
 
     if args.output is None:
         raise UsageError("output-needed", "a patched cubin needs a file to go to", "give -o FILE")
-    cubin = Cubin.from_file(args.cubin)
+    expect(args.cubin, CUBIN)
+    with naming(args.cubin):
+        cubin = Cubin.from_file(args.cubin)
+        data = _patched(cubin, units, args)
+    write_atomically(args.output, data)
+    if args.json:
+        print(json.dumps({"cubin": str(args.output), "kernels": [unit.name for unit in units]}))
+
+
+def _patched(cubin: Cubin, units: list[Unit], args: argparse.Namespace) -> bytes:
+    from gwatch.cuda.binary.patch import patch_words
+
     for unit in units:
         if not unit.name:
             names = list(cubin.get_map_kernel_def())
@@ -81,10 +94,8 @@ def _patch(args: argparse.Namespace, units: list[Unit]) -> None:
             raise UsageError("asm-control", f"{args.file}: line {unit.unscheduled[0]} has no control word "
                              f"({len(unit.unscheduled)} such lines in {unit.name})",
                              "write one, like {stall 2, wait SB0}; what it leaves to luck would not run right")
-        cubin = Cubin.from_bytes(patch_words(cubin, unit.name, unit.words), str(args.cubin))
-    write_atomically(args.output, cubin.data)
-    if args.json:
-        print(json.dumps({"cubin": str(args.output), "kernels": [unit.name for unit in units]}))
+        cubin = cubin.from_bytes(patch_words(cubin, unit.name, unit.words), str(args.cubin))
+    return cubin.data
 
 
 def _write(args: argparse.Namespace, target: str, units: list[Unit]) -> None:

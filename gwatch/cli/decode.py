@@ -12,7 +12,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gwatch.errors import TraceError
+from gwatch._kinds import CUBIN, RING, SITE_MAP, expect
+from gwatch.errors import CubinError, TraceError, UsageError, naming
 
 if TYPE_CHECKING:
     from gwatch.cuda.xtrace.decode import Decoded
@@ -69,22 +70,12 @@ def _region(text: str) -> tuple[int, int, str]:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command; 0 done, 3 when the ring holds no record."""
-    from gwatch.cuda.xtrace.decode import decode_ring
-    from gwatch.rewrite.ring import RingLayout
-    from gwatch.rewrite.ringfile import split_ring_file
-
-    site_map = _site_map(args.cubin)
-    layout, duration, data = split_ring_file(_read(args.ring))
-    if args.grid is not None and args.block is not None:
-        ctas = args.ctas or args.grid[0] * args.grid[1] * args.grid[2]
-        layout = RingLayout(site_map.format, args.grid, args.block, ctas)
-    if layout is None:
-        raise TraceError(
-            "ring-geometry",
-            f"{args.ring} is a bare dump",
-            "say how it was launched: --grid X,Y,Z --block X,Y,Z",
-        )
-    decoded = decode_ring(data, layout, site_map, duration if args.duration_ns is None else args.duration_ns)
+    expect(args.ring, RING)
+    expect(args.cubin, CUBIN, SITE_MAP)
+    with naming(args.cubin, CubinError, TraceError):
+        site_map = _site_map(args.cubin)
+    with naming(args.ring, TraceError):
+        decoded, layout = _decoded(args, site_map)
     if args.output is not None:
         if args.output.suffix.lower() in (".json", ".html", ".htm"):
             _report(args.output, decoded, site_map, layout, args.region)
@@ -100,11 +91,30 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _decoded(args: argparse.Namespace, site_map: SiteMap) -> tuple[Decoded, RingLayout]:
+    from gwatch.cuda.xtrace.decode import decode_ring
+    from gwatch.rewrite.ring import RingLayout
+    from gwatch.rewrite.ringfile import split_ring_file
+
+    layout, duration, data = split_ring_file(_read(args.ring))
+    if args.grid is not None and args.block is not None:
+        ctas = args.ctas or args.grid[0] * args.grid[1] * args.grid[2]
+        layout = RingLayout(site_map.format, args.grid, args.block, ctas)
+    if layout is None:
+        raise TraceError(
+            "ring-geometry",
+            f"{args.ring} is a bare dump",
+            "say how it was launched: --grid X,Y,Z --block X,Y,Z",
+        )
+    bound = duration if args.duration_ns is None else args.duration_ns
+    return decode_ring(data, layout, site_map, bound), layout
+
+
 def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise TraceError("ring-file", f"cannot read {path}: {error.strerror}") from None
+        raise UsageError("no-file", f"cannot read {path}: {error.strerror}", "check the path") from None
 
 
 def _site_map(path: Path) -> SiteMap:
@@ -112,7 +122,10 @@ def _site_map(path: Path) -> SiteMap:
     from gwatch.rewrite.sitemap import NOTE_NAME, SiteMap
 
     data = _read(path)
-    if data[:4] != b"\x7fELF":
+    if data[:1] not in (b"{", b"\x7f"):
+        raise TraceError("site-map", f"{path} is neither a cubin nor a site map",
+                         "give the cubin that `gwatch rewrite` wrote, or its .map.json")
+    if data[:1] == b"{":
         return SiteMap.from_bytes(data)
     note = read_note(data, NOTE_NAME)
     if note is None:

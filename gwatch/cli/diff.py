@@ -7,6 +7,7 @@ import json
 import re
 import sys
 
+from gwatch._kinds import ARTIFACTS, expect
 from gwatch.errors import CubinError, ParseError
 
 
@@ -41,6 +42,8 @@ def run(args: argparse.Namespace) -> int:
         re.compile(args.kernel)
     except re.error as error:
         raise ParseError("kernel-pattern", f"{args.kernel!r} is not a regular expression: {error}") from None
+    for path in (args.first, args.second):
+        expect(path, *ARTIFACTS)
     diff = artifacts.compare(args.first, args.second, args.kernel)
     if args.json:
         sys.stdout.write(json.dumps(artifacts.to_json(diff), indent=1) + "\n")

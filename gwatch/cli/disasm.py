@@ -8,7 +8,8 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gwatch.errors import ParseError, UsageError
+from gwatch._kinds import CUBIN, expect
+from gwatch.errors import ParseError, UsageError, naming
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,6 +34,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command; 0 done."""
+    with naming(args.file):
+        return _run(args)
+
+
+def _run(args: argparse.Namespace) -> int:
     from gwatch.cli.output import put
     from gwatch.sass.asm import disassemble, write_unit
 
@@ -56,6 +62,7 @@ def _units(args: argparse.Namespace) -> tuple[Arch, list[tuple[str, npt.NDArray[
     if args.raw:
         if not args.arch:
             raise UsageError("arch-needed", "bare words do not say their architecture", "give --arch sm_90a")
+        expect(args.file)
         return arch_by_name(args.arch), [("", read_words(args.file))]
     from gwatch.cuda.binary import Cubin
 
@@ -63,10 +70,11 @@ def _units(args: argparse.Namespace) -> tuple[Arch, list[tuple[str, npt.NDArray[
         pattern = re.compile(args.kernel)
     except re.error as error:
         raise ParseError("kernel-pattern", f"{args.kernel!r} is not a regular expression: {error}") from None
+    expect(args.file, CUBIN)
     cubin = Cubin.from_file(args.file)
     found = {**cubin.get_map_kernel_def(), **cubin.get_map_function_def()}
     chosen = [(name, kernel.words) for name, kernel in found.items() if pattern.search(name)]
-    if not chosen and args.kernel:
+    if not chosen:
         cubin.get_kerneldef_by_regex(args.kernel)
     return cubin.arch, chosen
 
@@ -81,7 +89,7 @@ def read_words(path: Path) -> npt.NDArray[np.uint64]:
         raise UsageError("words-file", f"cannot read {path}: {error.strerror}", "check the path") from None
     if not data or len(data) % 16:
         raise UsageError("words-file", f"{path} has {len(data)} bytes, not whole words of 16",
-                         "a cubin is read without --raw" if data[:4] == b"\x7fELF" else "")
+                         "--raw takes a file of bare instruction words alone")
     return np.frombuffer(data, "<u8").reshape(-1, 2)
 
 

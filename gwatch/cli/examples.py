@@ -25,7 +25,16 @@ EXAMPLES: dict[str, tuple[str, str]] = {
     "skill": ("gwatch skill", "gwatch skill -o .agents/skills/gwatch/SKILL.md"),
 }
 
+NOTES: dict[str, tuple[str, ...]] = {
+    "inspect": (
+        "A given PATH of which nothing can be read ends with exit code 2 and a line on standard error; a member of an",
+        "archive, library or folder that can't be read is named in the report, which is no error while others can.",
+    ),
+}
+"""More that a command's ``--help`` ends with."""
+
 
 def epilog(name: str) -> str:
     """The last lines of a command's help."""
-    return "\n".join(["examples:", *(f"  {line}" for line in EXAMPLES[name])])
+    lines = ["examples:", *(f"  {line}" for line in EXAMPLES[name])]
+    return "\n".join([*lines, "", *NOTES[name]] if name in NOTES else lines)

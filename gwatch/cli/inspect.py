@@ -11,6 +11,7 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gwatch._files import need_folder
 from gwatch.errors import CubinError, ParseError, UsageError
 
 if TYPE_CHECKING:
@@ -63,12 +64,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the command; 0 done, 1 a rule is broken."""
+    """Run the command; 0 done, 1 a rule is broken, 2 a given path could not be read."""
+    from gwatch._kinds import ARTIFACTS, expect
     from gwatch.inspect.executors import open_executor
     from gwatch.inspect.run import inspect
 
     escape_unencodable()
     request = _request(args)
+    for path in args.paths:
+        expect(path, *ARTIFACTS)
+    if args.extract is not None:
+        need_folder(args.extract)
     streamed = not request.facts and args.output is None
     with open_executor(args.jobs, args.executor) as (executor, workers), _progress(args.paths) as progress:
         report = inspect(
@@ -87,17 +93,22 @@ def run(args: argparse.Namespace) -> int:
         write_atomically(args.output, (piece.encode("utf-8", "surrogateescape") for piece in pieces))
     else:
         sys.stdout.writelines(pieces)
+    from gwatch.inspect.demangle import printable
+
+    # Not raised: under --json the report stays alone on standard output.
+    refusals = report.refusals
+    for said in refusals:
+        print(printable(f"gwatch: {said}"), file=sys.stderr)
     if report.violations:
         return 1
+    if refusals:
+        return 2
     if request.rules and report.unread:
         path, reason = report.unread[0]
-        # Not raised: under --json the report stays alone on standard output.
         error = CubinError(
             "not-checked",
             f"the rules hold where they were checked; {len(report.unread)} more could not be, first {path}: {reason}",
         )
-        from gwatch.inspect.demangle import printable
-
         print(printable(f"gwatch: {error}"), file=sys.stderr)
         return 2
     return 0

@@ -36,6 +36,8 @@ COMMANDS = {
     "skill": ("gwatch.cli.skill", "print the page that tells a coding agent how to use gwatch"),
 }
 
+# Arguments of all commands that name files to read.
+_INPUTS = ("file", "paths", "cubin", "ring", "report", "first", "second", "original", "snippet", "rules", "diff")
 # Commands that print or compare code: they take --engine nvdisasm.
 _READERS = frozenset({"rewrite", "inspect", "diff", "disasm"})
 
@@ -80,8 +82,8 @@ def run_command(name: str, arguments: list[str], prog: str | None = None) -> int
         args = parser.parse_args(arguments)
         as_json = bool(getattr(args, "json", False))
         if getattr(args, "output", None) is not None:
-            need_folder(args.output)
-        with _engine(getattr(args, "engine", None)):
+            _check_output(args)
+        with _engine((args.engine or os.environ.get("GWATCH_ENGINE")) if name in _READERS else None):
             code: int = module.run(args)
         sys.stdout.flush()
     except GWatchError as error:
@@ -96,6 +98,18 @@ def run_command(name: str, arguments: list[str], prog: str | None = None) -> int
         _refuse(UsageError("os-error", str(error), "check the disk, and where the output goes"), False)
         return 2
     return code
+
+
+def _check_output(args: argparse.Namespace) -> None:
+    """Raises UsageError ``[output-folder]``, ``[output-is-input]``."""
+    need_folder(args.output)
+    if getattr(args, "force", False) or not os.path.exists(args.output):
+        return
+    for name in _INPUTS:
+        given = getattr(args, name, None)
+        for path in given if isinstance(given, list) else [given]:
+            if path is not None and os.path.exists(path) and os.path.samefile(path, args.output):
+                raise UsageError("output-is-input", f"{args.output} is the input", "name another output")
 
 
 def _silence() -> None:
@@ -115,6 +129,10 @@ def _engine(name: str | None) -> Iterator[None]:
     before = os.environ.get(ENGINE_VARIABLE)
     os.environ[ENGINE_VARIABLE] = name
     try:
+        if name == "nvdisasm":
+            from gwatch.sass import nvdisasm
+
+            nvdisasm.find()  # missing, it is refused at once, whatever the command would ask it
         yield
     finally:
         if before is None:

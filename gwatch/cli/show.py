@@ -48,12 +48,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the views asked for; 0, or 3 when the trace holds no record. Bad input raises GWatchError."""
+    from gwatch._kinds import TRACE, expect
     from gwatch.common.format import File
     from gwatch.common.format.jsonout import dump
 
-    report = _load(args.report)
+    for path in (*args.report, *([args.diff] if args.diff is not None else [])):
+        expect(path, TRACE)
     if args.output is not None:
         _check_output(args.output, args.force)
+    report = _load(args.report)
     full, number = _choose(report, args.run)
     sample = _integer(args.sample, "--sample", 0) if args.sample is not None else None
     narrowed = _narrow(full, args)

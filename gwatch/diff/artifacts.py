@@ -7,13 +7,14 @@ import os
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from gwatch.cuda.binary import KernelDef
 from gwatch.cuda.binary.nvinfo import OFFSET_SHAPES, Attr
 from gwatch.diff.compare import CodeDiff, Fate, compare_code
 from gwatch.diff.items import Item, items_of
-from gwatch.errors import CubinError, GWatchError
+from gwatch.errors import CubinError, GWatchError, naming
 from gwatch.inspect.artifacts import Image, Skipped, open_artifact
 from gwatch.inspect.demangle import demangle
 from gwatch.inspect.facts import KernelFacts, kernel_facts
@@ -114,8 +115,12 @@ def compare(first: str | os.PathLike[str], second: str | os.PathLike[str], kerne
     left, right = _versions(first, problems, unread[0], kernels), _versions(second, problems, unread[1], kernels)
     for path, versions in ((first, left), (second, right)):
         if not versions:
-            what = f"{os.fspath(path)} has no kernel to compare" + (f" like {kernels!r}" if kernels else "")
-            raise CubinError("nothing-to-compare", what, "; ".join(item.reason for item in problems[:1]))
+            name = os.fspath(path)
+            what = f"{name} has no kernel to compare" + (f" like {kernels!r}" if kernels else "")
+            why = [item.reason for item in problems if item.path.startswith(str(Path(name)))]
+            raise CubinError(
+                "nothing-to-compare", f"{what}: {why[0]}" if why else what, "`gwatch inspect` tells what is in it"
+            )
     across = len({v.arch for v in left}) == 1 == len({v.arch for v in right})
     pairs = [compare_kernels(a, b) for a, b in _matched(left, right, across)]
     return ArtifactDiff(pairs, problems, unread[0] != unread[1], any(item.unread for item in problems))
@@ -183,10 +188,13 @@ def compare_kernels(first: Version | None, second: Version | None) -> KernelDiff
     diff = KernelDiff(present.kernel.name, first, second)
     if first is None or second is None:
         return diff
-    items = items_of(first.view, first.kernel), items_of(second.view, second.kernel)
+    sides = []
+    for side in (first, second):
+        with naming(side.path):
+            sides.append((items_of(side.view, side.kernel), kernel_facts(side.view, side.kernel)))
+    items, facts = (sides[0][0], sides[1][0]), (sides[0][1], sides[1][1])
     diff.items = items
     diff.code = compare_code(*items)
-    facts = kernel_facts(first.view, first.kernel), kernel_facts(second.view, second.kernel)
     diff.resources = _resources(*facts)
     diff.mix = _differing(*(dict(side.code.mix) if side.code else {} for side in facts))
     diff.attributes = _attributes(first, second)

@@ -18,7 +18,7 @@ from gwatch.cuda.binary.fatbin import MAX_IMAGE
 from gwatch.errors import CubinError, CubinNotFound
 from gwatch.inspect.embedded import embedded_symbols
 from gwatch.inspect.reader import ARCHIVE_BOMB, Budget, Reader
-from gwatch.inspect.scan import Found, cubin_size, scan
+from gwatch.inspect.scan import Found, is_cubin, scan
 
 if TYPE_CHECKING:
     import zipfile
@@ -124,9 +124,11 @@ def _unreadable(error: OSError) -> None:
 def _reader(reader: Reader, path: str, kind: str, depth: int, budget: Budget) -> Iterator[Item]:
     head = reader.read(0, 8)
     suffix = Path(path.rsplit("!", 1)[-1]).suffix.lower()
-    if head[:4] == _ZIP or head[:4] == _EMPTY_ZIP:
+    if not head:
+        yield Skipped(path, "it is empty")
+    elif head[:4] == _ZIP or head[:4] == _EMPTY_ZIP:
         yield from _zip(reader, path, depth, budget)
-    elif head[:4] == _ELF and cubin_size(reader) is not None:
+    elif is_cubin(reader):
         if reader.size > MAX_IMAGE:
             yield Skipped(path, f"cubin of {reader.size} bytes, more than {MAX_IMAGE}", True)
         else:

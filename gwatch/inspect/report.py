@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gwatch import __version__
+from gwatch.errors import CubinError
 from gwatch.inspect.artifacts import Skipped
 from gwatch.inspect.demangle import demangle
 
@@ -64,12 +65,26 @@ class ImageReport:
 
 @dataclass(slots=True)
 class Report:
-    """Everything found in the given paths, in the order found."""
+    """Everything found in the given paths, in the order found. ``given``: the cubins of each of those paths."""
 
     images: list[ImageReport] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
     extracted: list[str] = field(default_factory=list)
     unmatched: list[Violation] = field(default_factory=list)
+    given: dict[str, list[ImageReport]] = field(default_factory=dict)
+
+    @property
+    def refusals(self) -> list[str]:
+        """``[code] text`` of each given path of which nothing could be read. A member of an archive or folder that
+        could not be is named in the report alone, as long as others could."""
+        said = []
+        for path, images in self.given.items():
+            if images and all(image.problem for image in images):
+                said.append(images[0].problem)
+            elif not images:
+                name = str(Path(path))
+                said.append(str(no_cubin(path, [item for item in self.skipped if item.path.startswith(name)])))
+        return said
 
     @property
     def violations(self) -> list[tuple[str, Violation]]:
@@ -96,6 +111,13 @@ class Report:
             "extracted": list(self.extracted),
             "unmatched_rules": [violation.to_json() for violation in self.unmatched],
         }
+
+
+def no_cubin(path: str, skipped: list[Skipped]) -> CubinError:
+    """CubinError ``[no-cubin]`` for a path of which only ``skipped`` was found."""
+    reasons = [item.reason for item in skipped if item.unread] or [item.reason for item in skipped]
+    what = f"{path} holds no cubin that can be read" + (f": {reasons[0]}" if reasons else "")
+    return CubinError("no-cubin", what, "name a cubin, fat binary, library, package (.pt2, .whl, .zip) or folder")
 
 
 def json_text(report: Report) -> Iterator[str]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gwatch._files import need_folder, write_atomically
-from gwatch.errors import CubinError, GWatchError, ToolError, UnsupportedError
+from gwatch.errors import CubinError, GWatchError, ToolError, UnsupportedError, naming
 from gwatch.inspect.artifacts import Image, Skipped, Text, open_artifact
 from gwatch.inspect.demangle import demangle
 from gwatch.inspect.report import ImageReport, KernelReport, Report
@@ -62,13 +62,15 @@ def examine(image: Image, request: Request, described: TritonKernels) -> ImageRe
     report = ImageReport(image.path, image.kind, digest, len(image.data), image.symbol)
     try:
         try:
-            _examine(image, request, described, report)
+            with naming(image.path):
+                _examine(image, request, described, report)
         except ToolError as error:
             report.problem, report.unread = str(error), True
             report.kernels.clear()
             report.violations.clear()
             if request.facts:
-                _examine(image, Request(request.kernels, code=False), described, report)
+                with naming(image.path):
+                    _examine(image, Request(request.kernels, code=False), described, report)
     except GWatchError as error:
         report.problem, report.unread = str(error), not isinstance(error, UnsupportedError)
         report.kernels.clear()
@@ -196,11 +198,13 @@ def inspect(
     tasks: dict[str, _Task] = {}
     waiting: deque[_Task] = deque()
     in_flight = 0
-    for item, described in _items(paths):
+    given: dict[str, list[str]] = {}
+    for item, described, digests in _items(paths, given):
         if isinstance(item, Skipped):
             report.skipped.append(item)
             continue
         digest = hashlib.sha256(item.data).hexdigest()
+        digests.append(digest)
         if progress is not None:
             progress(len(tasks) + 1, item.path)
         if digest in tasks:
@@ -226,6 +230,8 @@ def inspect(
         image = task.result()
         image.also_at = task.also_at
         report.images.append(image)
+    by_digest = dict(zip(tasks, report.images, strict=True))
+    report.given = {path: [by_digest[digest] for digest in digests] for path, digests in given.items()}
     names = [k.facts.name for image in report.images for k in image.kernels if k.facts.is_kernel]
     if asked.rules:
         from gwatch.inspect.rules import unmatched
@@ -234,14 +240,17 @@ def inspect(
     return report
 
 
-def _items(paths: Iterable[str | os.PathLike[str]]) -> Iterator[tuple[Image | Skipped, TritonKernels]]:
+def _items(
+    paths: Iterable[str | os.PathLike[str]], given: dict[str, list[str]]
+) -> Iterator[tuple[Image | Skipped, TritonKernels, list[str]]]:
+    """Each item with what is known about kernels and the list of digests that belongs to its path in ``given``."""
     for path in paths:
-        described = TritonKernels()
+        described, digests = TritonKernels(), given.setdefault(os.fspath(path), [])
         for item in open_artifact(path):
             if isinstance(item, Text):
                 described.add(item)
             else:
-                yield item, described
+                yield item, described, digests
 
 
 def _extract(folder: Path, image: Image, digest: str) -> str:

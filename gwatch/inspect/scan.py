@@ -114,6 +114,12 @@ def _member(chunk: bytes, at: int, start: int) -> Iterator[Found | Passed]:
         yield Passed(at, name, str(error))
 
 
+def is_cubin(reader: Reader) -> bool:
+    """Whether the file as a whole is an ELF image for the GPU, undamaged or not."""
+    head = reader.read(0, EHDR.size)
+    return head[:4] == _ELF[:4] and head[18:20] == struct.pack("<H", EM_CUDA)
+
+
 def cubin_size(reader: Reader, offset: int = 0) -> int | None:
     """Bytes of the CUDA ELF image that starts at ``offset``; None when there is none or it is cut off."""
     head = reader.read(offset, EHDR.size)

@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gwatch.errors import GWatchError, SiteError, TraceError
+from gwatch._kinds import CUBIN, expect
+from gwatch.errors import GWatchError, SiteError, TraceError, naming
 
 if TYPE_CHECKING:
     from gwatch.cuda.binary.cubin import Cubin
@@ -68,6 +69,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command; 0 done, 1 when a listing's filter matches nothing."""
+    expect(args.cubin, CUBIN)
+    with naming(args.cubin):
+        return _run(args)
+
+
+def _run(args: argparse.Namespace) -> int:
     from gwatch.cuda.binary.cubin import Cubin
 
     cubin = Cubin.from_file(args.cubin)
@@ -78,8 +85,6 @@ def run(args: argparse.Namespace) -> int:
         raise SiteError("no-site", "no --site given", "list the instructions with --list")
     if args.output is None:
         raise SiteError("no-output", "no output named", "give -o FILE")
-    if args.output.exists() and args.output.samefile(args.cubin):
-        raise SiteError("output-is-input", f"{args.output} is the input", "name another output")
     if args.snippet is not None:
         return _insert_snippet(cubin, kernel, args)
     return _trace(cubin, kernel, args)

@@ -213,7 +213,7 @@ def test_without_distances_the_rest_is_checked(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [
-        (["nothing.cubin"], "cubin-not-found"),
+        (["nothing.cubin"], "artifact-not-found"),
         ([str(PIPELINE), "--kernel", "("], "kernel-pattern"),
         ([str(PIPELINE), "--kernel", "other"], "kernel-none"),
         ([str(TESTS / "conftest.py")], "no-cubin"),

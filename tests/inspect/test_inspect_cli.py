@@ -154,18 +154,26 @@ def test_rules_do_not_hold_of_what_could_not_be_read(
 ) -> None:
     rule = ["--forbid", "BRX"]
     assert main(["inspect", str(good), *rule]) == 0
-    damaged = tmp_path / "damaged.cubin"
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "good.cubin").write_bytes(COPY_CUBIN)
+    damaged = folder / "damaged.cubin"
     damaged.write_bytes(COPY_CUBIN[:300] + b"\xff" * 300 + COPY_CUBIN[600:])
     capsys.readouterr()
-    assert main(["inspect", str(good), str(damaged)]) == 0
-    assert main(["inspect", str(good), str(damaged), *rule]) == 2
+    assert main(["inspect", str(folder)]) == 0
+    assert main(["inspect", str(folder), *rule]) == 2
     assert "[not-checked]" in capsys.readouterr().err
     # An architecture that is none of ours is named and not fatal; a missing program is.
     old = bytearray(COPY_CUBIN)
     old[49] = 35
-    (tmp_path / "old.cubin").write_bytes(old)
-    assert main(["inspect", str(tmp_path / "old.cubin"), *rule]) == 0
+    damaged.write_bytes(old)
+    assert main(["inspect", str(folder), *rule]) == 0
     assert "[arch-unknown]" in capsys.readouterr().out
+    # Named itself, it is.
+    assert main(["inspect", str(good), str(damaged)]) == 2
+    said = capsys.readouterr()
+    assert said.err.startswith(f"gwatch: [arch-unknown] {damaged}: architecture 'sm_35'") and said.err.count("\n") == 1
+    assert "copy_kernel" in said.out
     packed = tmp_path / "packed.fatbin"
     packed.write_bytes(fatbin([(90, COPY_CUBIN, "lz4")]))
     monkeypatch.setitem(sys.modules, "lz4.block", None)
@@ -182,18 +190,21 @@ def test_rules_do_not_hold_of_what_could_not_be_read(
 def test_without_table_and_nvdisasm_the_resources_are_still_there(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("GWATCH_ENGINE", "nvdisasm")
+    monkeypatch.setattr("gwatch.sass.isa.isa._isa", lambda arch: None)
     monkeypatch.setenv("GWATCH_NVDISASM", "/nonexistent")
     path = str(FIXTURES / "narrow_sm_90.cubin")
-    assert main(["inspect", path, "--json"]) == 0
-    data = json.loads(capsys.readouterr().out)
+    assert main(["inspect", path, "--json"]) == 2
+    said = capsys.readouterr()
+    assert said.err.startswith(f"gwatch: [nvdisasm-missing] {path}: sm_90 has no instruction table")
+    data = json.loads(said.out)
     jsonschema.validate(data, load_schema())
     (image,) = data["images"]
     assert "[nvdisasm-missing]" in image["problem"]
     assert {kernel["name"]: kernel["registers"] for kernel in image["kernels"]}["wide"] > 0
     assert all("opcodes" not in kernel for kernel in image["kernels"])
-    assert main(["inspect", path]) == 0
+    assert main(["inspect", path]) == 2
     assert "  stride_rows " in capsys.readouterr().out
+    assert main(["inspect", path, "--resources"]) == 0
     assert main(["inspect", path, "--max-registers", "255", "--forbid", "STL"]) == 2
 
 

@@ -266,7 +266,8 @@ def test_decode_refusals(
         ([str(dump), "--cubin", str(MATMUL), *geometry], "site-map"),
         ([str(dump), "--cubin", str(patched), "--grid", "3", "--block", "48"], "ring-size"),
         ([str(empty), "--cubin", str(patched), *geometry], "not-run"),
-        ([str(tmp_path / "none"), "--cubin", str(patched), *geometry], "ring-file"),
+        ([str(tmp_path / "none"), "--cubin", str(patched), *geometry], "no-file"),
+        ([str(dump), "--cubin", str(tmp_path / "none"), *geometry], "no-file"),
     ):
         assert main(["decode", *command]) == 2
         assert capsys.readouterr().err.startswith(f"gwatch: [{code}]")

@@ -187,10 +187,11 @@ class Cubin:
         if not matches:
             raise self._not_found(f"matches {pattern!r}", pattern)
         if len(matches) > 1:
+            there = f"{len(matches)} kernels of {self._source}: {_listed(matches)}"
             raise KernelError(
                 "kernel-ambiguous",
-                f"{pattern!r} matches {len(matches)} kernels of {self._source}: {_listed(matches)}",
-                "make the pattern match one of them (^name$ matches a whole name)",
+                f"{pattern!r} matches {there}" if pattern else f"no kernel is named, and there are {there}",
+                "name one by a pattern (^name$ matches a whole name)",
                 matches,
             )
         return self._kernels[matches[0]]
@@ -199,12 +200,12 @@ class Cubin:
         import difflib
 
         names = list(self._kernels)
+        if not names:
+            return KernelError("kernel-not-found", f"{self._source} has no kernel", "give a cubin that has one")
         bare = re.sub(r"[^\w]+", "", name)
         close = [n for n in names if bare and bare.lower() in n.lower()]
         close += [n for n in difflib.get_close_matches(bare, names[:2000], n=5, cutoff=0.3) if n not in close]
-        if not names:
-            hint = "the cubin has no kernels"
-        elif close:
+        if close:
             hint = f"nearest of {len(names)}: {_listed(close, 5)}"
         else:
             hint = f"the {len(names)} kernels are: {_listed(names, 5)}"
