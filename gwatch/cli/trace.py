@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from gwatch.cuda.program.collected import Program
     from gwatch.cuda.program.options import ProgramOptions
 
-_NOTHING = 3
+_REFUSED, _NOTHING = 2, 3
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -93,8 +93,8 @@ def _dim3(text: str) -> tuple[int, int, int]:
 def run(args: argparse.Namespace) -> int:
     """Run the command.
 
-    The program's exit code when it is not 0; else 0, 1 for outputs that differ, 2 for several matching kernels, 3
-    when nothing was recorded.
+    The program's exit code when it is not 0; else 0, 1 for outputs that differ, 2 for several matching kernels or
+    where driver, CUPTI or a package is missing, 3 when nothing was recorded.
     """
     from gwatch.cuda.program.collected import outputs_of, process_names, refuse_existing, run_program
 
@@ -174,7 +174,7 @@ def _write(sources: list[Path], archives: list[Path], names: list[str], report: 
 
 
 def _list(program: Program, options: ProgramOptions, as_json: bool) -> int:
-    from gwatch.cuda.program.collected import causes, process_names
+    from gwatch.cuda.program.collected import causes, hindered, process_names
     from gwatch.cuda.program.launches import table_lines
     from gwatch.cuda.program.outcome import table_notes
 
@@ -183,7 +183,7 @@ def _list(program: Program, options: ProgramOptions, as_json: bool) -> int:
         import json
 
         print(json.dumps({"exit_code": program.code, "processes": list(program.processes)}))
-        return 0 if watched else _NOTHING
+        return 0 if watched else _REFUSED if hindered(causes(program, options)) else _NOTHING
     for name, item in zip(process_names(watched), watched, strict=True):
         rows = [row for row in item["kernels"] if row["kernel"] in item["wanted"]]
         if len(watched) > 1:
@@ -194,10 +194,12 @@ def _list(program: Program, options: ProgramOptions, as_json: bool) -> int:
             print(note)
         for problem in item["problems"]:
             _say(problem)
-    if not watched:
-        for cause in causes(program, options):
-            _say(cause)
-    return 0 if watched else _NOTHING
+    if watched:
+        return 0
+    found = causes(program, options)
+    for cause in found:
+        _say(cause)
+    return _REFUSED if hindered(found) else _NOTHING
 
 
 def _hang(processes: list[dict[str, Any]]) -> int:
@@ -232,7 +234,7 @@ def _summary(
     written: list[Path],
     as_json: bool,
 ) -> int:
-    from gwatch.cuda.program.collected import causes, lost
+    from gwatch.cuda.program.collected import causes, hindered, lost
 
     reasons = causes(program, options) if not traced else []
     if as_json:
@@ -262,7 +264,7 @@ def _summary(
         _say(f"the program ended with exit code {program.code}, which is passed on")
         return program.code
     if not traced:
-        return _NOTHING
+        return _REFUSED if hindered(reasons) else _NOTHING
     return 1 if any(one["outputs"] == "differ" for item in traced for one in item["runs"]) else 0
 
 

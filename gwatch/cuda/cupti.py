@@ -239,6 +239,18 @@ class Cupti:
         )
 
 
+def need_driver() -> None:
+    """Raises ToolError ``[no-driver]`` where there is no driver library to load; nothing is initialised."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        raise ToolError(
+            "no-driver",
+            f"the CUDA driver library does not load ({error}), so no kernel can run here",
+            "install the NVIDIA driver, or run where a GPU is; `gwatch rewrite` and `gwatch inspect` need none",
+        ) from None
+
+
 def load() -> Cupti:
     """Load the best CUPTI library of :func:`candidates`, else what the dynamic loader finds.
 

@@ -14,8 +14,16 @@ import gwatch
 from gwatch.cli.main import run_command
 from gwatch.cli.trace import _scope, run_lines
 from gwatch.common.format import File
+from gwatch.cuda.cupti import need_driver
 from gwatch.cuda.program import target
-from gwatch.cuda.program.collected import Program, causes, outputs_of, process_names, refuse_existing
+from gwatch.cuda.program.collected import (
+    Program,
+    causes,
+    hindered,
+    outputs_of,
+    process_names,
+    refuse_existing,
+)
 from gwatch.cuda.program.launches import KernelRow, table_lines, time_text
 from gwatch.cuda.program.names import demangled
 from gwatch.cuda.program.options import ProgramOptions
@@ -126,6 +134,30 @@ def test_a_program_without_cuda_is_exit_code_3(tmp_path: Path, monkeypatch: pyte
     monkeypatch.chdir(tmp_path)
     assert run_command("trace", ["--", sys.executable, "-c", "pass"]) == 3
     assert run_command("trace", ["--list", "--", sys.executable, "-c", "pass"]) == 3
+
+
+def test_without_a_driver_the_program_does_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("gwatch.cuda.program.collected.need_driver", need_driver)
+
+    def missing(name: str) -> None:
+        raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr("ctypes.CDLL", missing)
+    for more in ([], ["--list"], ["--json"]):
+        assert run_command("trace", [*more, "--", sys.executable, "-c", "open('ran', 'w')"]) == 2
+        said = capfd.readouterr().err
+        assert said.startswith("gwatch: [no-driver] ") and "libcuda.so.1" in said and said.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("code", ["cupti-missing", "cupti-held", "cupti-failed", "no-gpu", "dependency-missing"])
+def test_what_the_machine_lacks_is_exit_code_2(code: str) -> None:
+    left = {"pid": 1, "state": "failed", "problems": [f"[{code}] is why"]}
+    assert hindered(causes(Program(0, (left,)), ProgramOptions("")))
+    assert not hindered(causes(Program(0, ({"pid": 1, "state": "no-cuda", "problems": []},)), ProgramOptions("")))
 
 
 def test_a_killed_program_is_told_from_an_ended_one(

@@ -14,11 +14,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from gwatch.cuda.cupti import need_driver
 from gwatch.cuda.program.options import ProgramOptions
 from gwatch.cuda.program.target import command_of, environment
 from gwatch.errors import TraceError
 
 SIGNAL_BASE = 128
+_ENVIRONMENT = ("no-driver", "no-gpu", "cuda-python-missing", "cupti-missing", "cupti-held", "cupti-failed",
+                "dependency-missing")
+"""Codes of what keeps gwatch from looking at a program at all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +48,10 @@ def run_program(
     """Run the program to its end; yields it with the folder of the archives, which then goes away.
 
     Its standard streams are this process's own. Raises UnsupportedError as
-    :func:`~gwatch.cuda.program.target.command_of` does.
+    :func:`~gwatch.cuda.program.target.command_of` does, and ToolError ``[no-driver]``, before the program runs.
     """
     command = command_of(target)
+    need_driver()
     folder = Path(tempfile.mkdtemp(prefix="gwatch-"))
     try:
         asked = replace(options, folder=str(folder))
@@ -114,6 +119,11 @@ def causes(program: Program, options: ProgramOptions) -> list[str]:
             "of them"
         )
     return found
+
+
+def hindered(reasons: Sequence[str]) -> bool:
+    """Whether one of :func:`causes` is this machine's or this installation's, not the program's."""
+    return any(reason.startswith(tuple(f"[{code}]" for code in _ENVIRONMENT)) for reason in reasons)
 
 
 def lost(program: Program) -> list[str]:
