@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gwatch._kinds import CUBIN, expect
-from gwatch.errors import GWatchError, SiteError, TraceError, naming
+from gwatch.errors import GWatchError, SiteError, TraceError, UsageError, naming
 
 if TYPE_CHECKING:
     from gwatch.cuda.binary.cubin import Cubin
@@ -68,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the command; 0 done, 1 when a listing's filter matches nothing."""
+    """Run the command; 0 done."""
     expect(args.cubin, CUBIN)
     with naming(args.cubin):
         return _run(args)
@@ -80,7 +80,11 @@ def _run(args: argparse.Namespace) -> int:
     cubin = Cubin.from_file(args.cubin)
     kernel = cubin.get_kerneldef_by_regex(args.kernel)
     if args.list:
+        if args.site or args.output is not None or args.snippet is not None:
+            raise UsageError("usage", "--list writes nothing", "leave --site, --snippet and -o out, or --list")
         return _list(cubin, kernel, args)
+    if args.only:
+        raise UsageError("usage", "--only narrows what --list shows", "give --list too, or name places with --site")
     if not args.site:
         raise SiteError("no-site", "no --site given", "list the instructions with --list")
     if args.output is None:
@@ -312,6 +316,8 @@ def _list(cubin: Cubin, kernel: KernelDef, args: argparse.Namespace) -> int:
         place = f"{file.rsplit('/', 1)[-1]}:{line}" if file else ""
         if wanted is None or wanted.search(text) or (place and wanted.search(place)):
             rows.append({"index": index, "pc": index * size, "line": place, "instruction": text.rstrip(" ;")})
+    if not rows:
+        raise _nothing_like(kernel, args.only)
     free: dict[str, str] | None = None
     unknown = None
     try:
@@ -335,7 +341,16 @@ def _list(cubin: Cubin, kernel: KernelDef, args: argparse.Namespace) -> int:
         shown: list[tuple[str, ...]] = [("index", "pc", "line", "instruction")]
         shown += [(str(r["index"]), f"{r['pc']:#x}", str(r["line"]), str(r["instruction"])) for r in rows]
         _write(_table(shown))
-    return 0 if rows else 1
+    return 0
+
+
+def _nothing_like(kernel: KernelDef, pattern: str) -> SiteError:
+    import difflib
+
+    opcodes = sorted(set(kernel.code.opcode_names))
+    near = difflib.get_close_matches(re.sub(r"\W+", "", pattern).upper(), opcodes, n=5, cutoff=0.3) or opcodes[:5]
+    what = f"no instruction and no line of {kernel.name} matches {pattern!r}"
+    return SiteError("site-none", what, f"nearest: {', '.join(near)}", near)
 
 
 def _free_registers(cubin: Cubin, kernel: KernelDef) -> dict[str, str]:

@@ -27,7 +27,10 @@ from gwatch.rewrite.trace import SPECIALS, SassTraceSite
 if TYPE_CHECKING:
     from gwatch.cuda.binary.kernel import KernelDef
 
-_CHOICE = re.compile(r"@(first|last|all)$")
+_CHOICES = ("first", "last", "all")
+_CHOICE = re.compile(r"@([^@:]*)$")
+_INDEX = re.compile(r"-?[0-9]+|0x[0-9a-f]+", re.IGNORECASE)
+_WANTED = re.compile(r"[A-Z][A-Z0-9_]*(?:\.[A-Z0-9_]+)*", re.IGNORECASE)
 _REGISTER = re.compile(r"(U?R)(\d+)(?::(32|64))?\Z")
 _OPCODE = re.compile(r"(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*(?:\.[A-Za-z0-9_]+)*)")
 _LISTED = 8
@@ -51,6 +54,14 @@ def parse_site(text: str) -> SiteSpec:
     match = _CHOICE.search(place)
     choice = match[1] if match else ""
     place = place[: match.start()] if match else place
+    if (match and choice not in _CHOICES) or _CHOICE.search(place):
+        raise SiteError(
+            "site-syntax",
+            f"site {text!r}: @{choice} is none of @first, @last, @all"
+            if choice not in _CHOICES
+            else f"site {text!r} chooses twice",
+            "say one of @first, @last and @all behind the place",
+        )
     if not place:
         raise SiteError(
             "site-syntax", f"site {text!r} names no place", "give an index, 0xPC, line:FILE:N or op:OPCODE"
@@ -126,14 +137,13 @@ def _places(kernel: KernelDef, spec: SiteSpec) -> list[int]:
         return _of_line(kernel, spec, rest)
     if colon and kind == "op":
         return _of_opcode(kernel, spec, rest)
-    try:
-        number = int(spec.place, 0)
-    except ValueError:
+    if _INDEX.fullmatch(spec.place) is None:
         raise SiteError(
             "site-syntax",
             f"site {spec.text!r}: {spec.place!r} is no place",
             "give an index, 0xPC, line:FILE:N or op:OPCODE",
-        ) from None
+        )
+    number = int(spec.place, 16 if spec.place[:2].lower() == "0x" else 10)
     size = kernel.arch.instruction_size
     if spec.place.lower().startswith("0x"):
         if number % size:
@@ -155,7 +165,7 @@ def _places(kernel: KernelDef, spec: SiteSpec) -> list[int]:
 
 def _of_line(kernel: KernelDef, spec: SiteSpec, rest: str) -> list[int]:
     file, _, digits = rest.rpartition(":")
-    if not digits.isdecimal():
+    if not (digits.isascii() and digits.isdecimal()):
         raise SiteError(
             "site-syntax", f"site {spec.text!r}: {digits!r} is no line number", "write line:FILE:N"
         )
@@ -200,6 +210,12 @@ def _lines(kernel: KernelDef) -> dict[tuple[str, int], list[int]]:
 
 
 def _of_opcode(kernel: KernelDef, spec: SiteSpec, wanted: str) -> list[int]:
+    if _WANTED.fullmatch(wanted) is None:
+        raise SiteError(
+            "site-syntax",
+            f"site {spec.text!r}: {wanted!r} is no opcode",
+            "write op:LDG or op:LDG.E.128, as --list shows it",
+        )
     found = []
     known = set()
     for index, text in enumerate(kernel.texts):
@@ -210,7 +226,7 @@ def _of_opcode(kernel: KernelDef, spec: SiteSpec, wanted: str) -> list[int]:
         if match[1] == wanted or match[1].startswith(wanted + "."):
             found.append(index)
     if not found:
-        near = difflib.get_close_matches(wanted, sorted(known), n=5, cutoff=0.3) or sorted(known)[:5]
+        near = difflib.get_close_matches(wanted.upper(), sorted(known), n=5, cutoff=0.3) or sorted(known)[:5]
         raise SiteError(
             "site-none",
             f"site {spec.text!r}: {kernel.name} has no {wanted}",

@@ -75,8 +75,13 @@ def test_listing(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines[0] == "matmul (sm_90), 32 registers" and "R30-R252" in lines[1]
     assert lines[2].split() == ["index", "pc", "line", "instruction"]
     assert [line.split()[0] for line in lines[3:]] == ["7", "12", "13", "42", "79", "81"]
-    assert main(["rewrite", str(MATMUL), "--list", "--only", "WGMMA", "--json"]) == 1
-    assert json.loads(capsys.readouterr().out)["instructions"] == []
+    assert main(["rewrite", str(MATMUL), "--list", "--only", "WGMMA", "--json"]) == 2
+    shown = capsys.readouterr()
+    assert shown.err.startswith("gwatch: [site-none] no instruction and no line of matmul matches 'WGMMA'; nearest: ")
+    assert "HFMA2.MMA" in json.loads(shown.out)["candidates"]
+    for wrong in (["--list", "--site", "3"], ["--list", "-o", "x.cubin"], ["--only", "BAR", "--site", "3"]):
+        assert main(["rewrite", str(MATMUL), *wrong]) == 2
+        assert capsys.readouterr().err.startswith("gwatch: [usage] ")
 
 
 def test_listing_needs_no_instruction_table(
