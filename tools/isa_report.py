@@ -10,6 +10,7 @@ also shows what nvdisasm hides, and nvdisasm's own.
 
 exact      the same word                            refused    by name
 ambiguous  several words have this text: refused    wrong      another word (the build fails on one)
+by rule    exact, with bits that no text shows taken from compiler words of another shape, which all agree
 
 ``--random N`` adds N random mutations of the words; for those only the text is compared (a text may have many words).
 Exit status 1 when anything is wrong or any text is unequal.
@@ -123,6 +124,7 @@ class Comparison:
             return kind
         if made == word:
             self.counts[f"{prefix}exact"] += 1
+            self.counts[f"{prefix}by rule"] += not self.isa.seen_in_compiler_code(word)
             return "exact"
         self.note(f"{prefix}wrong", text, word, f"{made:032x}")
         return "wrong"

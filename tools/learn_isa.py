@@ -24,7 +24,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 
 from isa_learning.cache import words_once  # noqa: E402
 from isa_learning.control_facts import control_facts  # noqa: E402
-from isa_learning.corpus import corpus_words, cubins  # noqa: E402
+from isa_learning.corpus import WORDS, corpus_words, cubins, listed_words  # noqa: E402
 from isa_learning.family import Family, Options  # noqa: E402
 from isa_learning.probe import Prober  # noqa: E402
 from isa_learning.sources import (  # noqa: E402
@@ -65,7 +65,8 @@ def main() -> int:
     parser.add_argument("arch", help="architecture to learn in full, e.g. sm_90a")
     parser.add_argument("--targets", nargs="*", help="the other architectures of the table (default: all)")
     parser.add_argument("--corpus", type=Path, action="append", help="folder of cubins (default: .corpus)")
-    parser.add_argument("--exclude", action="append", default=[], help="leave out cubins whose name contains this")
+    parser.add_argument("--words", type=Path, help="words of other libraries (default: isa_learning/words/<table>.txt)")
+    parser.add_argument("--exclude", action="append", default=[], help="leave out libraries whose name contains this")
     parser.add_argument("--rounds", type=int, default=4, help="guess-and-check rounds (default 4)")
     parser.add_argument("--per-key", type=int, default=80, help="guesses per key and round (default 80)")
     parser.add_argument("--real-keys-only", action="store_true", help="learn only opcodes that compilers use")
@@ -85,7 +86,9 @@ def main() -> int:
     corpora = options.corpus or [ROOT / ".corpus"]
     probers = family_of(arch, options.targets, options.cache)
     numbers = sorted({arch_by_name(p.arch).number for p in probers})
-    of_number = {n: corpus_words(corpora, n, options.exclude) for n in numbers}
+    listed_in = options.words or WORDS / f"{arch.table}.txt"
+    listed = {n: listed_words(listed_in, n, options.exclude) if listed_in.is_file() else set() for n in numbers}
+    of_number = {n: plain({*corpus_words(corpora, n, options.exclude), *listed[n]}) for n in numbers}
     words = {w for found in of_number.values() for w in found}
     if not words:
         print(f"no {arch.name} cubin in {', '.join(map(str, corpora))}; run tools/fetch_corpus.py", file=sys.stderr)
@@ -102,7 +105,8 @@ def main() -> int:
             of_own[name] |= plain(made)
         words |= plain(own)
         log(f"{len(own)} words of own sources, {len(words)} distinct words in all")
-    facts = control_facts((p for n in numbers for p in cubins(corpora, n, options.exclude)), own)
+    found_in = (p for n in numbers for p in cubins(corpora, n, options.exclude))
+    facts = control_facts(found_in, own.union(*listed.values()))
     zero = {"R": arch.register_zero, "U": arch.uniform_zero, "P": arch.predicate_true, "Q": arch.predicate_true}
     family = Family(zero, log, Options(options.rounds, options.per_key, not options.real_keys_only,
                                        not options.no_effects))

@@ -21,11 +21,14 @@ NONE = 7
 
 @dataclass
 class ControlFacts:
-    """Counts over compiler words of one key."""
+    """Counts over compiler words of one key, and the masks of what their control words hold."""
 
     words: int = 0
     write: int = 0
     read: int = 0
+    writes: int = 0
+    reads: int = 0
+    waits: int = 0
     reuse: list[int] = field(default_factory=lambda: [0, 0])
 
 
@@ -38,8 +41,16 @@ def control_facts(paths: Iterable[Path], more: Iterable[int] = ()) -> dict[int, 
             fact.words += 1
             fact.write += word >> 110 & 7 != NONE
             fact.read += word >> 113 & 7 != NONE
+            fact.writes |= 1 << (word >> 110 & 7)
+            fact.reads |= 1 << (word >> 113 & 7)
+            fact.waits |= word >> 116 & 63
             fact.reuse[word >> 109 & 1] |= 1 << (word >> 122 & 15)
     return dict(facts)
+
+
+def _all_if_any(mask: int) -> int:
+    """All six scoreboards where one of them is seen: compilers choose any that is free."""
+    return mask | 63 if mask & 63 else mask
 
 
 ASYNC = frozenset({"HGMMA", "IGMMA", "QGMMA", "BGMMA"})
@@ -62,8 +73,12 @@ def note_kinds(models: Iterable[Key], facts: dict[int, ControlFacts]) -> None:
         name = model.opcode[0].labels[0].split(".")[0]
         fact = facts.get(model.key)
         if fact is not None and "control" in model.extra:
-            reuse = model.extra["control"]["reuse"]
-            model.extra["control"]["reuse"] = [a | b for a, b in zip(reuse, fact.reuse, strict=True)]
+            control = model.extra["control"]
+            # What some form of an opcode takes, nvdisasm may refuse in the forms that were asked.
+            control["write"] |= _all_if_any(fact.writes)
+            control["read"] |= _all_if_any(fact.reads)
+            control["wait"] |= fact.waits
+            control["reuse"] = [a | b for a, b in zip(control["reuse"], fact.reuse, strict=True)]
         if name not in BRANCHES and fact is None:
             unseen.append((model, name))
             continue

@@ -11,6 +11,8 @@ import numpy as np
 import numpy.typing as npt
 from isa_learning.probe import CONTROL_MASK
 
+WORDS = Path(__file__).resolve().with_name("words")
+
 
 def cubins(folders: Sequence[Path], number: int, exclude: Sequence[str] = (),
            include: Sequence[str] = ()) -> list[Path]:
@@ -26,11 +28,12 @@ _SECTION = np.dtype([("name", "<u4"), ("kind", "<u4"), ("flags", "<u8"), ("addre
 
 
 def text_array(path: Path) -> npt.NDArray[np.uint64]:
-    """All 128-bit words of a cubin's text sections, in order, as (n, 2) low and high halves.
+    """All 128-bit words of a cubin's text sections, in order, as (n, 2) low and high halves."""
+    return text_sections(path.read_bytes())
 
-    The section table is read in one go: a batch of small kernels has hundreds of sections.
-    """
-    data = path.read_bytes()
+
+def text_sections(data: bytes) -> npt.NDArray[np.uint64]:
+    """The same of a cubin's bytes. The section table is read in one go: a batch of small kernels has hundreds."""
     start, (count, names) = struct.unpack_from("<Q", data, 0x28)[0], struct.unpack_from("<HH", data, 0x3C)
     table = np.frombuffer(data, _SECTION, count, start)
     first = int(table[names]["offset"])
@@ -51,3 +54,20 @@ def corpus_words(folders: Sequence[Path], number: int, exclude: Sequence[str] = 
     for path in cubins(folders, number, exclude, include):
         words.update(w & ~CONTROL_MASK for w in text_words(path))
     return sorted(words)
+
+
+def listed_words(path: Path, number: int, exclude: Sequence[str] = ()) -> set[int]:
+    """The words of SM ``number`` (any suffix), control bits included, in a file of tools/harvest_words.py.
+
+    Libraries whose name contains one of ``exclude`` are left out.
+    """
+    words: set[int] = set()
+    wanted = False
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if " " not in line:
+            if wanted:
+                words.add(int(line, 16))
+            continue
+        target, _, library = line.partition(" ")
+        wanted = target.rstrip("af") == f"sm_{number}" and not any(e in library for e in exclude)
+    return words

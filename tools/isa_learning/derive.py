@@ -58,7 +58,9 @@ def derive_shapes(models: Iterable[Key], prober: Prober, zero: dict[str, int]) -
     for model, shape, word in single:
         text = texts[word & ~CONTROL_MASK & ~(15 << 12) | _PLAIN]
         if text is not None and model.body(word, zero) == text:
-            model.forms[shape[0]].shapes.append(word)
+            form = model.forms[shape[0]]
+            form.shapes.append(word)
+            form.derived |= {word}
             count += 1
     for model in models:
         for form in model.forms:

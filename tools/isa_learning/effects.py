@@ -29,6 +29,8 @@ from gwatch.sass.isa.lex import Cut, cut, pieces
 from gwatch.sass.isa.model import Choice, Form, Key, Rule
 
 PER_FORM = 40
+MASK_BITS = 8
+MASK_BASES = 4
 _SPREAD = {"R": (96, (16, 32, 48, 64, 80)), "U": (48, (8, 16, 24, 32, 40)), "P": (0, (1, 2, 3, 4, 5)),
            "Q": (0, (1, 2, 3, 4, 5))}
 _LOW_TARGETS = {16, 81}
@@ -73,7 +75,11 @@ def learn_effects(learner: Learner, holder: Holder) -> dict[str, int]:
         cases[number, label] = list(group.values())
     flat = [case.word for group in cases.values() for case in group]
     marks = dict(zip(flat, holder.marks(flat), strict=True))
+    more = _mask_cases(learner, cases, marks)
+    flat = [case.word for group in more.values() for case in group]
+    marks |= zip(flat, holder.marks(flat), strict=True)
     for (number, label), group in cases.items():
+        group += more.get((number, label), [])
         model = learner.states[number].model
         assert model is not None
         form = model.forms[label]
@@ -92,6 +98,43 @@ def learn_effects(learner: Learner, holder: Holder) -> dict[str, int]:
     _note_flow(learner.models(), holder)
     counts["forms disproved"] = disprove(learner.models(), holder, learner.zero)
     return dict(counts)
+
+
+def _mask_cases(learner: Learner, cases: dict[tuple[int, int], list[_Case]], marks: dict[int, Marks | None]
+                ) -> dict[tuple[int, int], list[_Case]]:
+    """Every value of the short numbers (component masks) of the forms in which some operand has several counts."""
+    trials: dict[tuple[int, int], list[int]] = {}
+    for (number, label), group in cases.items():
+        model = learner.states[number].model
+        assert model is not None
+        form = model.forms[label]
+        seen = [(case, found) for case in group if (found := marks[case.word]) is not None]
+        counts = defaultdict(set)
+        for case, found in seen:
+            for n, pair in _runs(found, case.numbers)[0].items():
+                counts[n].add(pair)
+        if all(len(pairs) < 2 for pairs in counts.values()):
+            continue
+        bases: dict[str | None, int] = {}
+        for case, _ in seen:
+            bases.setdefault(model.opcode_text(case.word), case.word)
+        for value in form.values:
+            short = [f for f in value.fields if value.kind == "I" and value.name is None and f.top <= MASK_BITS]
+            for place in short:
+                trials.setdefault((number, label), []).extend(
+                    base & ~place.mask | place.put(n) for base in list(bases.values())[:MASK_BASES]
+                    for n in range(1 << place.top) if not place.signed)
+    asked = sorted({word for words in trials.values() for word in words})
+    texts = dict(zip(asked, learner.prober.texts(asked), strict=True))
+    out: dict[tuple[int, int], list[_Case]] = {}
+    for (number, label), words in trials.items():
+        model = learner.states[number].model
+        assert model is not None
+        known = {case.word for case in cases[number, label]}
+        good = [w for w in dict.fromkeys(words) if texts[w] is not None and w not in known
+                and tree.lookup(model.select, w) == label]
+        out[number, label] = [case for w in good if _apart(case := _case(model.forms[label], w))]
+    return out
 
 
 def _note_flow(models: Sequence[Key], holder: Holder) -> None:

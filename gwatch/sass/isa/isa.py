@@ -117,6 +117,16 @@ class Isa:
         """Whether some compiler word of the training set has this word's form (else the form is known from probes)."""
         return bool(self._template(word).form.shapes)
 
+    def seen_in_compiler_code(self, word: int) -> bool:
+        """Whether some compiler word of the training set has this word's modifiers and operand marks.
+
+        Else encoding its text takes the bits that no text shows from similar words.
+        """
+        template = self._template(word)
+        shapes = self._lines.encoder.shapes(template.key, template.form)
+        words = shapes.get((tuple(template.opcode.split(".")), template.attached), ())
+        return any(w not in template.form.derived for w in words)
+
     # -- encoding ---------------------------------------------------------------------------------------------
 
     @cached_property

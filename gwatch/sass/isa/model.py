@@ -126,7 +126,8 @@ class Rule:
 class Form:
     """One operand skeleton of a key.
 
-    ``shapes`` are compiler words, one per choice of texts seen (several when hidden bits differ); ``probes`` are words
+    ``shapes`` are compiler words, one per choice of texts seen (several when hidden bits differ), and ``derived`` ones
+    among them, which differ from a compiler word in one operand; ``probes`` are words
     that nvdisasm decodes, for forms that no compiler word has. ``reuse`` gives, per operand-cache bit, the lowest bit
     of the register field that it marks (-1: none). ``rules`` say what each value reads and writes, ``implicit`` lists
     registers that no operand names as [file, register, read, written]; ``proved``: both were checked against
@@ -144,6 +145,7 @@ class Form:
     implicit: list[list[Any]] = field(default_factory=list)
     proved: bool = False
     hidden: tuple[int, ...] = ()
+    derived: frozenset[int] = frozenset()
 
     def marked(self, word: int, bits: int) -> tuple[int, ...]:
         """Positions of the values that operand-cache ``bits`` mark."""
@@ -175,18 +177,22 @@ class Form:
         """JSON data."""
         data = {"form": self.skeleton, "attach": [a.to_json() for a in self.attachments],
                 "values": [v.to_json() for v in self.values], "reuse": list(self.reuse),
-                "shapes": [f"{w:x}" for w in self.shapes], "probes": [f"{w:x}" for w in self.probes],
+                "shapes": [f"{w:x}" for w in self.shapes if w not in self.derived],
+                "derived": [f"{w:x}" for w in self.shapes if w in self.derived],
+                "probes": [f"{w:x}" for w in self.probes],
                 "effects": [r.to_json() for r in self.rules], "implicit": self.implicit, "proved": int(self.proved)}
         return {**data, "hidden": list(self.hidden)} if self.hidden else data
 
     @classmethod
     def from_json(cls, data: Any) -> Form:
         """Read what :meth:`to_json` wrote."""
+        derived = frozenset(int(w, 16) for w in data.get("derived", ()))
         return cls(data["form"], [Choice.from_json(a) for a in data["attach"]],
-                   [Value.from_json(v) for v in data["values"]], [int(w, 16) for w in data["shapes"]],
+                   [Value.from_json(v) for v in data["values"]],
+                   sorted({*(int(w, 16) for w in data["shapes"]), *derived}),
                    [int(w, 16) for w in data["probes"]], tuple(data["reuse"]),
                    [Rule.from_json(r) for r in data["effects"]], data["implicit"], bool(data["proved"]),
-                   tuple(data.get("hidden", ())))
+                   tuple(data.get("hidden", ())), derived)
 
 
 @dataclass(slots=True)
