@@ -141,7 +141,7 @@ class _Against:
             )
             return
         rewrite = self._rewrite(found)
-        checker = RewriteChecker(self.isa, latency_for(self.before.arch.table), rewrite)
+        checker = RewriteChecker(self.isa, latency_for(self.before.arch.latency), rewrite)
         for item in checker.run():
             self.report(item.index, item.kind, item.message)
         self._holders(found, rewrite)

@@ -231,7 +231,7 @@ class Rewriter:
         after = before if around.budgets.changes else max(before, plan.highest + 1 + SPARE)
         threads = around.max_threads
         check_launchable(self.cubin.arch, self.kernel.name, before, after, threads)
-        latency = latency_for(self.cubin.arch.table)
+        latency = latency_for(self.cubin.arch.latency)
         read_board = around.waits.use.choose()
         write_board = around.waits.use.choose(avoid=frozenset({read_board}))
         nop = word_facts(self.isa, self.isa.encode("NOP"))

@@ -368,7 +368,7 @@ class Surroundings:
         return known
 
     def _find_landing(self, index: int, predicate: int) -> int:
-        latency = latency_for(self.isa.arch.table)
+        latency = latency_for(self.isa.arch.latency)
         try:
             found = producers(self.cfg, self.view, self.waits, index, "P", predicate)
         except UnsupportedError:

@@ -24,7 +24,7 @@ class Arch:
     """One architecture.
 
     ``name`` is ptxas' spelling (``sm_90a``), ``number`` the SM number (90), ``suffix`` "", "a" or "f".
-    ``table`` names the ISA table. ``nvdisasm`` is nvdisasm's ``-b`` spelling. Sizes: registers and threads
+    ``table`` names the ISA table, ``latency`` the table of issue distances. ``nvdisasm`` is nvdisasm's ``-b`` spelling. Sizes: registers and threads
     per SM; shared memory in bytes. ``uniform_zero`` is the index of URZ.
 
     Places in constant bank 0 (bytes): ``descriptor_offset`` the global-memory descriptor (None: the architecture has
@@ -46,6 +46,7 @@ class Arch:
     number: int
     suffix: str
     table: str
+    latency: str
     nvdisasm: str
     warps_per_sm: int
     ctas_per_sm: int
@@ -112,6 +113,8 @@ _FACTS: dict[int, tuple[tuple[str, ...], int, int, int, int, int, int, int | Non
 }
 # ISA tables by SM number: architectures of one table give their common words the same meaning.
 _FAMILIES = ((75, "sm_75"), (80, "sm_80"), (90, "sm_90"), (100, "sm_100"), (120, "sm_120"))
+# Distances by SM number, where compilers leave others within a family (isa/LATENCY.md).
+_LATENCY_FAMILIES = tuple(sorted((*_FAMILIES, (86, "sm_86"))))
 # Tried on an H200, with offsets on both sides of 2^31.
 _OFFSET_STORES = {90}
 
@@ -120,11 +123,12 @@ def _build() -> dict[str, Arch]:
     arches = {}
     for number, (suffixes, warps, ctas, per_sm, per_cta, reserved, zero, descriptor, elect) in _FACTS.items():
         table = max(family for family in _FAMILIES if family[0] <= number)[1]
+        latency = max(family for family in _LATENCY_FAMILIES if family[0] <= number)[1]
         wide = number >= 100  # constant bank 0 starts with system values that older architectures do not have
         for suffix in suffixes:
             name = f"sm_{number}{suffix}"
             arches[name] = Arch(
-                name, number, suffix, table, f"SM{number}{suffix}", warps, ctas, per_sm * _KIB, per_cta * _KIB,
+                name, number, suffix, table, latency, f"SM{number}{suffix}", warps, ctas, per_sm * _KIB, per_cta * _KIB,
                 reserved * _KIB, zero, descriptor, elect,
                 launch_dims_offset=0x360 if wide else 0, grid_dims_offset=0x370 if wide else 0xC,
                 param_base=0x380 if wide else 0x210 if number >= 90 else 0x160, stack_offset=0x37C if wide else 0x28,

@@ -192,7 +192,7 @@ def parse_table(text: str, arch: str) -> LatencyTable:
 
 @cache
 def latency_for(table: str) -> LatencyTable:
-    """The latency table called ``table`` (``Arch.table``, e.g. "sm_90").
+    """The latency table called ``table`` (``Arch.latency``, e.g. "sm_90").
 
     Raises UnsupportedError ``[latency-unknown]`` when none has been learned for it.
     """
