@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -35,3 +37,18 @@ def test_modules_refuse_like_their_commands(module: str) -> None:
     assert done.returncode == 2 and done.stdout == ""
     assert done.stderr.startswith("gwatch: [usage] ") and done.stderr.count("\n") == 1
     assert f"python -m {module} --help" in done.stderr
+
+
+def test_every_command_counts_instructions_without_the_padding(capsys: pytest.CaptureFixture[str]) -> None:
+    cubin = str(Path(__file__).resolve().parents[1] / "examples/cuda/trace/matmul_sm90.cubin")
+
+    def said(*arguments: str) -> str:
+        main([arguments[0], cubin, *arguments[1:]])
+        shown = capsys.readouterr()
+        return shown.out + shown.err
+
+    assert json.loads(said("inspect", "--json"))["images"][0]["kernels"][0]["instructions"] == 84
+    assert json.loads(said("check", "--json"))["totals"]["instructions"] == 84
+    assert "84 instructions and 12 NOPs of padding" in said("rewrite", "--list")
+    assert "instructions 0..83 (" in said("rewrite", "--site", "99", "-o", "out.cubin")
+    assert len(json.loads(said("disasm", "--json"))["kernels"][0]["instructions"]) == 84 + 12

@@ -31,9 +31,9 @@ class Finding:
 class KernelCheck:
     """The check of one kernel or device function.
 
-    ``instructions`` of its section, ``pairs`` of dependent instructions whose distance was compared, ``holders`` of
-    code offsets that were followed, ``unread`` words that the tables don't know (looked through, not at). ``refused``:
-    why its code could not be checked at all ("" when it was).
+    ``instructions`` of its section, padding aside, ``pairs`` of dependent instructions whose distance was compared,
+    ``holders`` of code offsets that were followed, ``unread`` words that the tables don't know (looked through, not
+    at). ``refused``: why its code could not be checked at all ("" when it was).
     """
 
     kernel: str

@@ -46,6 +46,7 @@ def _check(cubin: Cubin, kernel: KernelDef, result: KernelCheck) -> None:
         # Scoreboards, control words and code offsets can be checked without distances.
         result.refused = str(error)
         latency = parse_table("", cubin.arch.table)
+    result.instructions = kernel.code.unpadded
     words = kernel.words
     entries, jumps = _starts(kernel)
     cfg = build_cfg(isa, words, entries, jumps=jumps, callees=entries[1:])

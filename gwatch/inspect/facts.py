@@ -167,7 +167,7 @@ def code_facts(view: CubinView, kernel: KernelDef) -> CodeFacts:
     Raises CubinError for damaged code or attributes, ToolError where nvdisasm is needed and missing.
     """
     code = view.code(kernel)
-    real = len(code) - _padding(code)
+    real = code.unpadded
     counts = np.bincount(code.opcodes[:real])
     names = code.opcode_names
     used = dict(sorted((names[number], int(counts[number])) for number in np.flatnonzero(counts).tolist()))
@@ -197,12 +197,6 @@ def code_facts(view: CubinView, kernel: KernelDef) -> CodeFacts:
         loops=find_loops(code, indirect_targets(view, kernel)),
         engine=code.engine,
     )
-
-
-def _padding(code: Code) -> int:
-    """Trailing instructions that never run: NOPs behind the last trap or branch."""
-    other = np.flatnonzero(~code.mask("NOP"))
-    return len(code) - (int(other[-1]) + 1 if len(other) else 0)
 
 
 def _scalar(view: CubinView, kernel: KernelDef, code: Attr) -> int | None:

@@ -333,7 +333,11 @@ def _list(cubin: Cubin, kernel: KernelDef, args: argparse.Namespace) -> int:
             listing["free_unknown"] = unknown
         _write(json.dumps(listing, indent=1))
     else:
-        _write(f"{kernel.name} ({cubin.arch.name}), {kernel.register_count} registers")
+        padding = len(kernel.code) - kernel.code.unpadded
+        _write(
+            f"{kernel.name} ({cubin.arch.name}), {kernel.register_count} registers, {kernel.code.unpadded} instructions"
+            + (f" and {padding} NOPs of padding" if padding else "")
+        )
         if free is not None:
             _write("free at every instruction: " + "; ".join(free.values()))
         else:

@@ -156,8 +156,8 @@ def _places(kernel: KernelDef, spec: SiteSpec) -> list[int]:
     if not 0 <= number < len(kernel.words):
         raise SiteError(
             "site-range",
-            f"site {spec.text!r}: {kernel.name} has instructions 0..{len(kernel.words) - 1} "
-            f"(pc 0x0..{(len(kernel.words) - 1) * size:#x})",
+            f"site {spec.text!r}: {kernel.name} has instructions 0..{kernel.code.unpadded - 1} "
+            f"(pc 0x0..{(kernel.code.unpadded - 1) * size:#x})",
             "choose one that --list shows",
         )
     return [number]

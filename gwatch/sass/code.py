@@ -115,6 +115,13 @@ class Code:
         return np.asarray((self.words[:, 0] >> np.uint64(12) & np.uint64(15)) != 7, np.bool_)
 
     @cached_property
+    def unpadded(self) -> int:
+        """Instructions without the NOPs that fill the section up behind the last trap or branch: what is meant wherever
+        instructions are counted. Listings show the padding too."""
+        other = np.flatnonzero(~self.mask("NOP"))
+        return int(other[-1]) + 1 if len(other) else 0
+
+    @cached_property
     def targets(self) -> npt.NDArray[np.int64]:
         """Per instruction: the byte address that a pc-relative instruction names, else -1."""
         out = np.full(len(self.words), -1, np.int64)
@@ -227,6 +234,13 @@ class CodePart(Code):
     @cached_property
     def conditional(self) -> npt.NDArray[np.bool_]:
         return self.whole.conditional[self.start : self.stop]
+
+    @cached_property
+    def unpadded(self) -> int:
+        """Instructions without the NOPs that fill the section up behind the last trap or branch: what is meant wherever
+        instructions are counted. Listings show the padding too."""
+        other = np.flatnonzero(~self.mask("NOP"))
+        return int(other[-1]) + 1 if len(other) else 0
 
     @cached_property
     def targets(self) -> npt.NDArray[np.int64]:

@@ -217,6 +217,7 @@ def check_rewrite(isa: Isa, latency: LatencyTable, rewrite: Rewrite) -> str:
             "nothing was written; this is a defect of the rewriter or of the latency table",
         )
     counted = (
-        f"{len(checker.new)} inserted lines, {checker.reads} operand reads, {len(checker.old.view)} originals"
+        f"{len(checker.new)} inserted lines, {checker.reads} operand reads, "
+        f"{len(checker.old.view)} originals with padding"
     )
     return f"{counted}: 0 reports"

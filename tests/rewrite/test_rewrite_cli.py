@@ -72,7 +72,7 @@ def test_json_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 def test_listing(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["rewrite", str(MATMUL), "--list", "--only", "BAR|matmul.cu:33"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "matmul (sm_90), 32 registers" and "R30-R252" in lines[1]
+    assert lines[0] == "matmul (sm_90), 32 registers, 84 instructions and 12 NOPs of padding" and "R30-R252" in lines[1]
     assert lines[2].split() == ["index", "pc", "line", "instruction"]
     assert [line.split()[0] for line in lines[3:]] == ["7", "12", "13", "42", "79", "81"]
     assert main(["rewrite", str(MATMUL), "--list", "--only", "WGMMA", "--json"]) == 2

@@ -38,6 +38,7 @@ def kernel(lines: bool = True) -> Any:
         words=np.zeros((len(TEXTS), 2), np.uint64),
         arch=SimpleNamespace(instruction_size=16),
         texts=TEXTS,
+        code=SimpleNamespace(unpadded=len(TEXTS)),
         text=lambda i: TEXTS[i],
         map_line_to_addresses=rows if lines else {},
         inlined_at={0x20: (Call("/src/a/util.h", 70, "f"), Call("/src/matmul.cu", 30, "g"))} if lines else {},
