@@ -10,6 +10,7 @@ import importlib.util
 import json
 import platform
 import subprocess
+import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -25,6 +26,8 @@ _OPTIONAL = {
     "lz4": ("lz4",),
     "zstandard": ("zstandard",),
 }
+_READING, _RUNNING = "reading and changing cubins", "running and tracing kernels"
+_KEYS = {_READING: "reads_cubins", _RUNNING: "runs_kernels"}
 _OWN_DISTRIBUTION, _FOREIGN_DISTRIBUTIONS = "gwatch-sass", ("gwatch", "gwatch-cu128")
 
 
@@ -42,14 +45,20 @@ class Finding:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
-    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+    parser.add_argument("--json", action="store_true", help="print the findings and the two verdicts as JSON")
+    parser.add_argument("--gpu", action="store_true", help="exit code 2 also where kernels cannot be run and traced")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the findings; 0 when everything needed without a GPU is there, else 2."""
+    """Print the findings; 0 when cubins can be read and changed (under ``--gpu`` also run and traced), else 2."""
     findings = examine()
+    lacking = {
+        _READING: [f for f in findings if f.state == "problem" or (f.state == "missing" and f.name in _REQUIRED)],
+        _RUNNING: [f for f in findings if f.state in ("missing", "problem")],
+    }
     if args.json:
-        print(json.dumps({"findings": [asdict(finding) for finding in findings]}, indent=1))
+        verdicts = {_KEYS[what]: not found for what, found in lacking.items()}
+        print(json.dumps({**verdicts, "findings": [asdict(finding) for finding in findings]}, indent=1))
     else:
         width = max(len(finding.name) for finding in findings)
         for finding in findings:
@@ -60,8 +69,14 @@ def run(args: argparse.Namespace) -> int:
                     f"{'':9}{'':{width}} needed for: {finding.needed_for}"
                     + (f"; {finding.advice}" if finding.advice else "")
                 )
-    broken = [f for f in findings if f.state == "problem" or (f.state == "missing" and f.name in _REQUIRED)]
-    return 2 if broken else 0
+        for what, found in lacking.items():
+            names = ", ".join(finding.name for finding in found)
+            print(f"{what}: {f'no ({names})' if found else 'yes'}")
+    broken = next((what for what in ((_READING, _RUNNING) if args.gpu else (_READING,)) if lacking[what]), None)
+    if broken is not None:
+        names = ", ".join(finding.name for finding in lacking[broken])
+        print(f"gwatch: [not-ready] {broken} does not work here: {names}; the list says what to do", file=sys.stderr)
+    return 0 if broken is None else 2
 
 
 def examine() -> list[Finding]:

@@ -20,7 +20,7 @@ EXAMPLES: dict[str, tuple[str, str]] = {
     "disasm": ("gwatch disasm matmul.cubin --kernel matmul --labels -o matmul.sass",
                "gwatch disasm --raw --arch sm_90a words.bin"),
     "asm": ("gwatch asm matmul.sass --cubin matmul.cubin -o patched.cubin", "gwatch asm matmul.sass -o words.bin"),
-    "doctor": ("gwatch doctor", "gwatch doctor --json"),
+    "doctor": ("gwatch doctor", "gwatch doctor --gpu --json"),
     "schema": ("gwatch schema trace", "gwatch schema inspect -o inspect.schema.json"),
     "skill": ("gwatch skill", "gwatch skill -o .agents/skills/gwatch/SKILL.md"),
 }
@@ -29,6 +29,10 @@ NOTES: dict[str, tuple[str, ...]] = {
     "inspect": (
         "A given PATH of which nothing can be read ends with exit code 2 and a line on standard error; a member of an",
         "archive, library or folder that can't be read is named in the report, which is no error while others can.",
+    ),
+    "doctor": (
+        "The last two lines are the verdict. Exit code 0: cubins can be read and changed here, whatever is missing for",
+        "running them; 2: they can't, or a part is broken. With --gpu, 0 says that kernels can be run and traced too.",
     ),
 }
 """More that a command's ``--help`` ends with."""

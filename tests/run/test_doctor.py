@@ -53,7 +53,9 @@ def test_json_holds_the_same_findings(capsys: pytest.CaptureFixture[str]) -> Non
     parser = argparse.ArgumentParser()
     doctor.add_arguments(parser)
     code = doctor.run(parser.parse_args(["--json"]))
-    printed = json.loads(capsys.readouterr().out)["findings"]
+    report = json.loads(capsys.readouterr().out)
+    assert report["reads_cubins"] is True
+    printed = report["findings"]
     assert [entry["name"] for entry in printed] == [finding.name for finding in doctor.examine()]
     assert code == 0
 
@@ -72,8 +74,25 @@ def test_a_foreign_gwatch_is_a_problem(
     assert "pip uninstall gwatch" in finding.advice
     import argparse
 
-    assert doctor.run(argparse.Namespace(json=False)) == 2
+    assert doctor.run(argparse.Namespace(json=False, gpu=False)) == 2
     assert "pip uninstall gwatch" in capsys.readouterr().out
+
+
+def test_the_exit_code_says_what_works_here(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from gwatch.cli.main import main
+
+    lack = [doctor.Finding("driver", "missing", "", "nowhere", "running kernels", "install it")]
+    for findings, plain, gpu in (([], 0, 0), (lack, 0, 2), ([doctor.Finding("numpy", "missing", "", "", "")], 2, 2)):
+        monkeypatch.setattr(doctor, "examine", lambda findings=findings: [doctor._python(), *findings])
+        assert main(["doctor"]) == plain
+        shown = capsys.readouterr()
+        assert ("reading and changing cubins: yes" in shown.out) == (plain == 0)
+        assert shown.err.startswith("gwatch: [not-ready] ") == (plain == 2)
+        assert main(["doctor", "--gpu", "--json"]) == gpu
+        report = json.loads(capsys.readouterr().out)
+        assert (report["reads_cubins"], report["runs_kernels"]) == (plain == 0, gpu == 0)
 
 
 def test_a_missing_nvdisasm_is_said_and_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
