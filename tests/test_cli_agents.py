@@ -100,8 +100,8 @@ def test_schemas_are_schemas(name: str, capsys: pytest.CaptureFixture[str], tmp_
     assert main(["schema", name]) == 0
     text = capsys.readouterr().out
     jsonschema.Draft202012Validator.check_schema(json.loads(text))
-    assert main(["schema", name, "-o", str(tmp_path / "deep" / "s.json")]) == 0
-    assert (tmp_path / "deep" / "s.json").read_text() == text
+    assert main(["schema", name, "-o", str(tmp_path / "s.json")]) == 0
+    assert (tmp_path / "s.json").read_text() == text
 
 
 def test_the_trace_schema_accepts_a_report(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -127,8 +127,8 @@ def test_the_skill_is_printed_and_written(capsys: pytest.CaptureFixture[str], tm
     assert capsys.readouterr().out == skill_text()
     assert main(["skill", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"name": "gwatch", "text": skill_text()}
-    assert main(["skill", "-o", str(tmp_path / "a" / "SKILL.md")]) == 0
-    assert (tmp_path / "a" / "SKILL.md").read_text() == skill_text()
+    assert main(["skill", "-o", str(tmp_path / "SKILL.md")]) == 0
+    assert (tmp_path / "SKILL.md").read_text() == skill_text()
     head = re.match(r"---\nname: gwatch\ndescription: (.+)\n---\n", skill_text())
     assert head and len(head[1]) < 1024 and skill_text().isascii()
 

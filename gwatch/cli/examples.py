@@ -30,15 +30,16 @@ NOTES: dict[str, tuple[str, ...]] = {
         "A given PATH of which nothing can be read ends with exit code 2 and a line on standard error; a member of an",
         "archive, library or folder that can't be read is named in the report, which is no error while others can.",
     ),
+    "skill": ("The folder of the file must exist: mkdir -p .agents/skills/gwatch",),
     "doctor": (
         "The last two lines are the verdict. Exit code 0: cubins can be read and changed here, whatever is missing for",
         "running them; 2: they can't, or a part is broken. With --gpu, 0 says that kernels can be run and traced too.",
     ),
 }
-"""More that a command's ``--help`` ends with."""
+"""What a command's ``--help`` says before them."""
 
 
 def epilog(name: str) -> str:
     """The last lines of a command's help."""
     lines = ["examples:", *(f"  {line}" for line in EXAMPLES[name])]
-    return "\n".join([*lines, "", *NOTES[name]] if name in NOTES else lines)
+    return "\n".join([*NOTES[name], "", *lines] if name in NOTES else lines)
