@@ -44,7 +44,8 @@ class KernelReport:
 class ImageReport:
     """One cubin. ``symbol``: what a library's own code calls it. ``also_at``: other places that hold the same bytes.
     ``problem``: why it, or its code, could not be read; ``unread``: by damage or for a missing program, not because its
-    architecture is none that gwatch knows. ``printed``: its listing was already written out and dropped."""
+    architecture is none that gwatch knows. ``printed``: its listing was already written out and dropped. ``left_out``:
+    names of the kernels that were not asked for; ``chosen``: how many were."""
 
     path: str
     kind: str
@@ -60,18 +61,23 @@ class ImageReport:
     unread: bool = False
     sass: str = ""
     printed: bool = False
+    left_out: tuple[str, ...] = ()
+    chosen: int = 0
     violations: list[Violation] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class Report:
-    """Everything found in the given paths, in the order found. ``given``: the cubins of each of those paths."""
+    """Everything found in the given paths, in the order found. ``given``: the cubins of each of those paths. ``rules``:
+    how many rules were asked for; ``missing``: the refusal of a kernel pattern that nothing fits."""
 
     images: list[ImageReport] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
     extracted: list[str] = field(default_factory=list)
     unmatched: list[Violation] = field(default_factory=list)
     given: dict[str, list[ImageReport]] = field(default_factory=dict)
+    rules: int = 0
+    missing: str = ""
 
     @property
     def refusals(self) -> list[str]:
@@ -84,7 +90,7 @@ class Report:
             elif not images:
                 name = str(Path(path))
                 said.append(str(no_cubin(path, [item for item in self.skipped if item.path.startswith(name)])))
-        return said
+        return said or [self.missing] * bool(self.missing)
 
     @property
     def violations(self) -> list[tuple[str, Violation]]:

@@ -317,13 +317,17 @@ def _instances(
     return [Violation(rule, kernel.name, message)]
 
 
-def unmatched(rules: Iterable[Rule], names: Iterable[str]) -> list[Violation]:
-    """A violation for each requirement that no kernel at all was measured by: it would pass for the wrong reason."""
+def unmatched(rules: Iterable[Rule], names: Iterable[str], unread: bool) -> list[Violation]:
+    """A violation for each rule that no kernel at all was measured by: it would pass for the wrong reason.
+
+    ``unread``: there may be kernels that could not be read. Then what a rule forbids of every kernel isn't broken, but
+    unchecked, which the caller says.
+    """
     known = list(names)
     return [
         Violation(
             rule.text, "", f"no kernel matches {rule.kernel!r}" if rule.kernel else "there is no kernel"
         )
         for rule in rules
-        if rule.kind == "require" and not any(rule.applies(name) for name in known)
+        if not any(rule.applies(name) for name in known) and (rule.kernel or rule.kind == "require" or not unread)
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import os
 import re
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gwatch._files import need_folder, write_atomically
-from gwatch.errors import CubinError, GWatchError, ToolError, UnsupportedError, naming
+from gwatch.errors import CubinError, GWatchError, KernelError, ToolError, UnsupportedError, naming
 from gwatch.inspect.artifacts import Image, Skipped, Text, open_artifact
 from gwatch.inspect.demangle import demangle
 from gwatch.inspect.report import ImageReport, KernelReport, Report
@@ -34,6 +35,9 @@ IN_FLIGHT_BYTES = 256 << 20
 
 _STEM = 100
 """Characters of a member's name that the name of its extracted file starts with."""
+
+_NEAR_AMONG = 2000
+"""Kernels among which names near a pattern that fits none are looked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +85,8 @@ def examine(image: Image, request: Request, described: TritonKernels) -> ImageRe
 def _examine(image: Image, request: Request, described: TritonKernels, report: ImageReport) -> None:
     view = CubinView.of(image.data, image.path)
     report.arch, report.abi, report.toolkit = view.arch.name, view.cubin.abi_version, view.toolkit
+    report.left_out = tuple(kernel.name for kernel in view.kernels if not request.wants(kernel.name))
+    report.chosen = len(view.kernels) - len(report.left_out)
     if request.facts or request.rules:
         _add_kernels(view, image, request, described, report)
     if request.sass is not None:
@@ -232,12 +238,21 @@ def inspect(
         report.images.append(image)
     by_digest = dict(zip(tasks, report.images, strict=True))
     report.given = {path: [by_digest[digest] for digest in digests] for path, digests in given.items()}
-    names = [k.facts.name for image in report.images for k in image.kernels if k.facts.is_kernel]
+    if asked.kernels and report.images and not any(image.chosen for image in report.images):
+        report.missing = str(_missing(asked.kernels, [name for image in report.images for name in image.left_out]))
     if asked.rules:
         from gwatch.inspect.rules import unmatched
 
-        report.unmatched = unmatched(asked.rules, names)
+        names = [k.facts.name for image in report.images for k in image.kernels if k.facts.is_kernel]
+        report.rules, report.unmatched = len(asked.rules), unmatched(asked.rules, names, bool(report.unread))
     return report
+
+
+def _missing(pattern: str, names: list[str]) -> KernelError:
+    shown = {demangle(name): name for name in names[:_NEAR_AMONG]}
+    near = difflib.get_close_matches(pattern, shown, 3, cutoff=0.3) or list(shown)[:3]
+    hint = f"near it: {', '.join(near)}" if near else "there is none"
+    return KernelError("kernel-not-found", f"none of {len(names)} kernels matches {pattern!r}", hint, near)
 
 
 def _items(

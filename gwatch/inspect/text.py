@@ -28,6 +28,8 @@ def render(report: Report) -> str:
     out += [f"extracted {path}" for path in report.extracted]
     out.append(_summary(report))
     out += _violations(report)
+    if report.rules and not report.violations and not report.unread:
+        out.append(f"{report.rules} rule{'s' * (report.rules > 1)} held")
     return "".join(f"{printable(line)}\n" for line in out)
 
 

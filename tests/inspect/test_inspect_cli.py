@@ -118,6 +118,22 @@ def test_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "[executor-spec]" in capsys.readouterr().err
     assert main(["inspect", str(tmp_path), "--require", "has LDG >= 1"]) == 1
     assert "there is no kernel" in capsys.readouterr().out
+    assert main(["inspect", str(tmp_path), "--forbid", "STL"]) == 1
+    assert "FAIL [forbid STL]: there is no kernel" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("how", [[], ["--sass"], ["--resources"], ["--vectorization"], ["--json"]])
+def test_a_kernel_that_is_not_there_is_named(how: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    cubin = str(FIXTURES / "vector_copy.cubin")
+    assert main(["inspect", cubin, "--kernel", "copy_kernl", *how]) == 2
+    said = "gwatch: [kernel-not-found] none of 1 kernels matches 'copy_kernl'; near it: copy_kernel\n"
+    assert capsys.readouterr().err == said
+    assert main(["inspect", cubin, "--kernel", "copy_kernl", "--fail-on", "narrow"]) == 1
+
+
+def test_rules_that_hold_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(FIXTURES / "vector_copy.cubin"), "--forbid", "STL", "--max-registers", "64"]) == 0
+    assert capsys.readouterr().out.endswith("2 rules held\n")
 
 
 def test_a_table_of_many_kernels_shows_short_names(capsys: pytest.CaptureFixture[str]) -> None:

@@ -119,6 +119,13 @@ def test_a_requirement_that_no_kernel_is_measured_by_is_broken() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    "rule", [parse_forbid("kernel:copy_kernl STL"), fail_on("narrow", "copy_kernl"), max_registers(200, "copy_kernl")]
+)
+def test_no_rule_passes_for_want_of_a_kernel(rule: Rule) -> None:
+    assert broken(FIXTURES / "vector_copy.cubin", rule) == [("", "no kernel matches 'copy_kernl'", -1, "")]
+
+
 def test_at_most_rules_name_an_instance() -> None:
     ((_, message, pc, _),) = broken(FIXTURES / "vector_copy.cubin", parse_require("has STG <= 1"))
     assert (message, pc) == ("2 × STG, required <= 1", 0x150)
