@@ -24,6 +24,7 @@ LAYERS = [
     ("gwatch.cuda.driver", 4),
     ("gwatch.cuda.catcher", 4),
     ("gwatch.cuda.cupti", 4),
+    ("gwatch.cuda.closed", 4),
     ("gwatch.cuda.capture", 4),
     ("gwatch.cuda.images", 4),
     ("gwatch.cuda.launchview", 4),

@@ -262,7 +262,7 @@ class Hooks:
             stack.append(load)
             if api in _LOADS:
                 place = data.params + _LOADS[api]
-                pointer = ctypes.c_uint64.from_address(place).value
+                pointer = load.address = ctypes.c_uint64.from_address(place).value
                 size = elf_extent(pointer)
                 if size:
                     load.image = ctypes.string_at(pointer, size)
@@ -282,7 +282,8 @@ class Hooks:
             handle_at = ctypes.c_uint64.from_address(data.params).value
             if not failed and handle_at:
                 handle = ctypes.c_uint64.from_address(handle_at).value
-                self.images.loaded(handle, load.image or load.seen, swapped=bool(load.place))
+                image = load.image or load.seen
+                self.images.loaded(handle, image, swapped=bool(load.place), address=load.address)
                 if load.container is not None:
                     self.images.contained(handle, load.container)
 
@@ -311,9 +312,10 @@ class Hooks:
 class _Load:
     """A load call in flight on one thread."""
 
-    __slots__ = ("container", "image", "original", "place", "seen")
+    __slots__ = ("address", "container", "image", "original", "place", "seen")
 
     def __init__(self) -> None:
+        self.address = 0  # what the call was handed
         self.image: bytes | None = None  # copied from the call's own argument
         self.container: bytes | None = None  # where that was a fat binary or PTX
         self.seen: bytes | None = None  # what the driver said it loaded

@@ -127,6 +127,19 @@ def mapped_files() -> list[str]:
     ]
 
 
+def file_at(address: int) -> str:
+    """Path of the file that is mapped at a host address; "" where there is none."""
+    try:
+        text = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    for part in (line.split(maxsplit=5) for line in text.splitlines()):
+        first, _, last = part[0].partition("-")
+        if int(first, 16) <= address < int(last, 16):
+            return part[5] if len(part) == 6 and part[5].startswith("/") else ""
+    return ""
+
+
 def _wheel_folders() -> list[Path]:
     spec = importlib.util.find_spec("nvidia")
     if spec is None or spec.submodule_search_locations is None:

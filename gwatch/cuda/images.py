@@ -93,6 +93,7 @@ class ImageStore:
         self._seen: dict[bytes, None] = {}  # each once: a program may load the same image for ever
         self._by_handle: dict[int, bytes] = {}
         self._containers: dict[int, bytes] = {}
+        self._addresses: dict[int, int] = {}
         self._loads: Counter[int] = Counter()
         self._swapped: dict[int, bytes] = {}
         self._own: set[bytes] = set()
@@ -107,9 +108,11 @@ class ImageStore:
         """The driver loaded this image somewhere."""
         self._seen.setdefault(image)
 
-    def loaded(self, handle: int, image: bytes | None, *, swapped: bool = False) -> None:
-        """A load call returned ``handle`` (a CUmodule or CUlibrary) for ``image``."""
+    def loaded(self, handle: int, image: bytes | None, *, swapped: bool = False, address: int = 0) -> None:
+        """A load call returned ``handle`` (a CUmodule or CUlibrary) for ``image``; ``address``: the host address that
+        the caller handed over."""
         self._loads[handle] += 1
+        self._addresses[handle] = address
         if image is not None:
             self._by_handle[handle] = image
             if swapped:
@@ -123,6 +126,7 @@ class ImageStore:
         """A module or library is being unloaded."""
         self._by_handle.pop(handle, None)
         self._containers.pop(handle, None)
+        self._addresses.pop(handle, None)
         self._swapped.pop(handle, None)
 
     def replacement(self, image: bytes) -> int | None:
@@ -155,6 +159,10 @@ class ImageStore:
     def container(self, handle: int) -> bytes | None:
         """The fat binary or PTX text that a CUmodule or CUlibrary was loaded from, if its load was seen."""
         return self._containers.get(handle)
+
+    def address(self, handle: int) -> int:
+        """Host address that a CUmodule or CUlibrary was loaded from; 0 where that was not seen."""
+        return self._addresses.get(handle, 0)
 
     def own(self, image: bytes) -> None:
         """gwatch itself is about to load this image: it is nobody's original."""

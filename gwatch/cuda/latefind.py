@@ -2,8 +2,9 @@
 
 In order: the image of the module that the handle belongs to, when its load was seen; a Triton object that
 owns exactly this handle; images seen loading that hold the kernel; fat binaries of the mapped libraries
-that name it. What is found is held against what the driver says about the handle; several different
-candidates that survive are refused, never guessed between.
+that name it. Kernels of closed libraries are refused before their code is looked at. What is found is held
+against what the driver says about the handle; several different candidates that survive are refused, never
+guessed between.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 from gwatch.cuda import cupti
 from gwatch.cuda.binary.cubin import Cubin
 from gwatch.cuda.binary.fatbin import iter_fatbin_entries
+from gwatch.cuda.closed import closed_file, closed_symbol, refusal
 from gwatch.cuda.driver import BINARY_VERSION, NUM_REGS, Driver
 from gwatch.cuda.images import ImageStore, has_kernel
 from gwatch.cuda.reachable import reachable
@@ -81,8 +83,12 @@ def find_image(symbol: str, facts: HandleFacts, store: ImageStore) -> FoundImage
     """The cubin that holds the code of a launched kernel.
 
     Raises TraceError ``[image-not-found]`` (saying which two lines make the load visible) or
-    ``[image-ambiguous]``.
+    ``[image-ambiguous]``, UnsupportedError ``[closed-library]``.
     """
+    address = store.address(facts.owner)
+    library = closed_file(cupti.file_at(address)) if address else ""
+    if library or closed_symbol(symbol):
+        raise refusal(symbol, library)
     loaded = store.by_handle(facts.owner)
     if loaded is not None and has_kernel(loaded, symbol):
         return FoundImage(loaded, "seen at load")
@@ -104,6 +110,9 @@ def find_image(symbol: str, facts: HandleFacts, store: ImageStore) -> FoundImage
             image = _only(fitting, symbol)
             store.remember(facts.owner, symbol, image, origin)
             return FoundImage(image, origin)
+    closed = next(map(closed_file, closed_libraries(symbol)), None)
+    if closed is not None:
+        raise refusal(symbol, closed)
     raise TraceError(
         "image-not-found",
         f"{symbol} was loaded before gwatch could see it, and no mapped library's fat binary, Triton object or "
@@ -192,24 +201,41 @@ def fatbin_images(symbol: str, binary_version: int | None) -> Iterator[bytes]:
 
 
 def fatbin_blobs(symbol: str) -> Iterator[bytes]:
-    """Fat binaries in the mapped libraries that name the kernel.
+    """Fat binaries in the mapped libraries that name the kernel, closed libraries aside.
 
     The host side of a library registers each kernel by its mangled name in plain text, so files without that
     text are skipped before anything is decompressed.
     """
     needle = symbol.encode() + b"\0"
     for name in dict.fromkeys(cupti.mapped_files()):
-        path = Path(name)
-        try:
-            if path.stat().st_size < _SMALLEST_LIBRARY:
+        if not closed_file(name):
+            yield from _blobs(Path(name), needle)
+
+
+def _blobs(path: Path, needle: bytes) -> list[bytes]:
+    """The fat binaries of a library that contains ``needle``."""
+    try:
+        if path.stat().st_size < _SMALLEST_LIBRARY:
+            return []
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
+            if view[:4] != b"\x7fELF" or view.find(needle) < 0:
+                return []
+            return [view[at : at + size] for at, size in _sections(view, _FATBIN_SECTIONS)]
+    except (OSError, ValueError):
+        return []  # deleted, unreadable or empty since it was mapped
+
+
+def closed_libraries(symbol: str) -> Iterator[str]:
+    """Closed libraries among the mapped ones that name the kernel; their code is not looked at."""
+    needle = symbol.encode() + b"\0"
+    for name in dict.fromkeys(cupti.mapped_files()):
+        if closed_file(name):
+            try:
+                with open(name, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
+                    if view.find(needle) >= 0:
+                        yield name
+            except (OSError, ValueError):
                 continue
-            with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
-                if view[:4] != b"\x7fELF" or view.find(needle) < 0:
-                    continue
-                blobs = [view[at : at + size] for at, size in _sections(view, _FATBIN_SECTIONS)]
-        except (OSError, ValueError):
-            continue  # deleted, unreadable or empty since it was mapped
-        yield from blobs
 
 
 def _sections(view: mmap.mmap, names: tuple[str, ...]) -> Iterator[tuple[int, int]]:

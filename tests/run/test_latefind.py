@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import mmap
 import struct
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +15,10 @@ import pytest
 
 from gwatch.cuda import cupti, latefind
 from gwatch.cuda.binary.cubin import Cubin
+from gwatch.cuda.closed import closed_symbol
 from gwatch.cuda.images import ImageStore, elf_extent, has_kernel
 from gwatch.cuda.latefind import HandleFacts, cupy_images, fatbin_images, find_image
-from gwatch.errors import TraceError
+from gwatch.errors import TraceError, UnsupportedError
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples/cuda/trace/matmul_sm90.cubin"
 IMAGE = EXAMPLE.read_bytes()
@@ -142,6 +146,73 @@ def test_a_mapped_librarys_fat_binary_is_searched_by_kernel_name(
     assert list(fatbin_images("softmax", 90)) == []
     found = find_image("matmul", facts(99), ImageStore())
     assert found.origin == "fat binary of a mapped library" and has_kernel(found.data, "matmul")
+
+
+@contextlib.contextmanager
+def mapped(path: Path) -> Iterator[int]:
+    """The address at which a file is mapped."""
+    with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as view:
+        held = ctypes.c_char.from_buffer(view)
+        yield ctypes.addressof(held)
+        del held
+
+
+def test_a_closed_librarys_kernels_are_refused_by_where_they_were_loaded_from(tmp_path: Path) -> None:
+    for name, closed in (("libcublasLt.so.12", True), ("libcudnn_ops.so.9.1.0", True), ("libmine.so", False)):
+        (tmp_path / name).write_bytes(IMAGE)
+        with mapped(tmp_path / name) as address:
+            store = ImageStore()
+            store.loaded(5, IMAGE, address=address + 64)
+            if closed:
+                with pytest.raises(UnsupportedError, match=rf"^\[closed-library\] matmul belongs to {name}, .*licence"):
+                    find_image("matmul", facts(5), store)
+            else:
+                assert find_image("matmul", facts(5), store).data == IMAGE
+            store.forget(5)
+            assert store.address(5) == 0
+
+
+def test_a_closed_librarys_fat_binary_is_not_searched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    blob = library(fatbin((2, 90, IMAGE)), b"\0matmul\0").ljust(8192, b"\0")
+    closed, good = tmp_path / "libcusparse.so.12", tmp_path / "libgood.so"
+    closed.write_bytes(blob)
+    good.write_bytes(blob)
+    files = [str(closed), "/deleted/libcufft.so.11"]
+    monkeypatch.setattr(cupti, "mapped_files", lambda: files)
+    assert list(fatbin_images("matmul", 90)) == []
+    with pytest.raises(UnsupportedError, match=r"\[closed-library\] matmul belongs to libcusparse.so.12"):
+        find_image("matmul", facts(99), ImageStore())
+    with pytest.raises(TraceError, match=r"\[image-not-found\]"):
+        find_image("softmax", facts(99), ImageStore())
+    files.append(str(good))  # the same template in a library that is open
+    assert find_image("matmul", facts(99), ImageStore()).data == IMAGE
+
+
+@pytest.mark.parametrize(
+    ("symbol", "closed"),
+    [
+        ("_ZN8cublasLt19splitKreduce_kernelILi32ELi16EiEEv", True),
+        ("_Z17gemv2T_kernel_valIiiffffLi128E18cublasGemvParamsExIiEEvT_", True),
+        ("_ZN5cudnn2bn20bn_fw_tr_1C11_kernelIfEEv", True),
+        ("nvjet_hsh_128x256_64x4_2x1_v_bz_coopA_NNT", True),
+        ("sm80_xmma_gemm_f16f16_f16f32_f32_tn_n_tilesize128x128x32", True),
+        ("ampere_sgemm_128x64_nn", True),
+        ("_ZN2at6native29vectorized_elementwise_kernelILi4EEEv", False),
+        ("_ZN7cutlass7device_kernelIN5flash11enable_sm90EEEv", False),
+        ("cutlass_80_tensorop_s16816gemm_f16_128x128_32x4_nn_align8", False),
+        ("triton_poi_fused_cudnn_batch_norm_0", False),
+        ("_ZN2at6native15my6cudnnEv", False),
+        ("ncclDevKernel_AllReduce_Sum_f32_RING_LL", False),
+        ("matmul", False),
+    ],
+)
+def test_names_of_closed_kernels(symbol: str, closed: bool) -> None:
+    assert closed_symbol(symbol) == closed
+    if closed:
+        store = ImageStore()
+        store.loaded(5, IMAGE)
+        with pytest.raises(UnsupportedError, match=r"\[closed-library\] .* is named like a closed NVIDIA library's"):
+            find_image(symbol, facts(5), store)
 
 
 class CompiledKernel:

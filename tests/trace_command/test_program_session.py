@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
+import mmap
 import re
 import sys
 import threading
@@ -149,6 +151,28 @@ def test_a_list_run_changes_nothing_and_says_what_could_be_traced(
     assert row["total_ns"] == 20_000.0
     assert {tuple(shape["grid"]) for shape in row["shapes"]} == {(2, 1, 1), (4, 1, 1)}
     assert left_clean(machine)
+
+
+def test_kernels_of_closed_libraries_are_left_alone_and_named(
+    machine: Machine, start: Callable[..., Any], tmp_path: Path
+) -> None:
+    library = tmp_path / "libcublasLt.so.12"
+    library.write_bytes(machine.image)
+    with library.open("r+b") as file, mmap.mmap(file.fileno(), 0) as view:
+        held = ctypes.c_char.from_buffer(view)
+        machine.hooks.images.loaded(machine.module, machine.image, address=ctypes.addressof(held))
+        session = start(list_only=True)
+        machine.launch()
+        (row,) = outcome.collect(session)["kernels"]
+        assert row["traceable"] == "not traceable: closed library"
+        session = start(all_kernels=True)
+        for _ in range(3):
+            machine.launch()
+        found = outcome.collect(session)
+        del held
+    assert set(machine.ran) == {"plain"} and found["runs"] == [] and not machine.driver.libraries
+    (problem,) = found["problems"]
+    assert problem.startswith("[closed-library] matmul belongs to libcublasLt.so.12") and "licence" in problem
 
 
 def test_two_kernels_for_one_pattern_are_listed_and_not_reported(

@@ -283,7 +283,7 @@ def _traceable(session: ProgramSession) -> None:
         if kernel.traced:
             row.traceable = "traced"
         elif kernel.refused is not None:
-            row.traceable = f"[{kernel.refused.code}]"
+            row.traceable = _why_not(kernel.refused)
         elif kernel.seen is not None:
             row.traceable = _plannable(kernel.seen, session.options)
 
@@ -292,8 +292,12 @@ def _plannable(seen: Seen, options: ProgramOptions) -> str:
     try:
         prepare(seen, hooks.images, options, None)
     except GWatchError as error:
-        return f"[{error.code}]"
+        return _why_not(error)
     return "yes"
+
+
+def _why_not(error: GWatchError) -> str:
+    return "not traceable: closed library" if error.code == "closed-library" else f"[{error.code}]"
 
 
 def table_notes(rows: list[dict[str, Any]]) -> list[str]:
