@@ -39,7 +39,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="SITE",
-        help="as in `gwatch rewrite`; `thread`: per thread",
+        help="as in `gwatch rewrite`: PLACE[@first|@last|@all][,OPTION...]; recorded BEFORE the instruction, at a "
+        "barrier on arrival (option `after`: before the next one instead), by lanes whose guard holds (`always`: by "
+        "all); per warp (`thread`: per thread)",
     )
     add("--region", action="append", default=[], metavar="NAME=SITE..SITE", help="a span between two sites")
     add(
@@ -56,6 +58,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--keep", choices=("newest", "first"), default="newest")
     add("--ring-bytes", type=int, metavar="N", help="device memory for a launch's records (default 64 MiB)")
     add("--verify", action="store_true", help="replay the launch plain and traced, and compare what it wrote")
+    add(
+        "--passes",
+        type=int,
+        metavar="N",
+        help="plain and traced replays of --verify, which it implies (default 5, or fewer in 3 s)",
+    )
     add(
         "--timeout", type=float, metavar="S", help="report a traced launch that has not ended after S seconds"
     )
@@ -144,7 +152,8 @@ def _options(args: argparse.Namespace) -> ProgramOptions:
         clock=args.clock,
         depth=args.depth,
         keep=args.keep,
-        verify=args.verify,
+        verify=args.verify or args.passes is not None,
+        passes=args.passes,
         timeout=args.timeout,
         ring_bytes=args.ring_bytes or DEFAULT_RING_BYTES,
         untested_arch=args.untested_arch,

@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 _SITE_HELP = (
     "PLACE[@first|@last|@all][,OPTION...]; PLACE: index, 0xPC, line:FILE:N, op:OPCODE; OPTION: reg=R8[:64], "
-    "reg=UR4[:64], smid, activemask, ns, ns:64 (the value to record), warp, always, label=TEXT"
+    "reg=UR4[:64], smid, activemask, ns, ns:64 (the value to record); warp (one record per warp); "
+    "always (also lanes for which the instruction's guard, @P0, is false); after; label=TEXT. The record is made "
+    "BEFORE the instruction: at a barrier, on arrival. `after`: before the next instruction instead, by all lanes that "
+    "come by; an instruction issued is not yet done: memory and matrix operations end at their wait"
 )
 
 
@@ -102,10 +105,11 @@ def _excluded(args: argparse.Namespace) -> dict[str, list[int]] | None:
 
 def _trace(cubin: Cubin, kernel: KernelDef, args: argparse.Namespace) -> int:
     from gwatch._files import write_together
-    from gwatch.rewrite.sites import resolve_site
+    from gwatch.rewrite.sites import resolve_with_notes
     from gwatch.rewrite.trace import plan_trace
 
-    sites = [site for text in args.site for site in resolve_site(kernel, text)]
+    noted = [found for text in args.site for found in resolve_with_notes(kernel, text)]
+    sites = [site for site, _ in noted]
     plan = plan_trace(
         cubin,
         kernel,
@@ -124,7 +128,7 @@ def _trace(cubin: Cubin, kernel: KernelDef, args: argparse.Namespace) -> int:
     write_together([(sidecar, plan.site_map.to_bytes() + b"\n"), (args.output, plan.data)])
     report = _report(cubin, plan.rewritten, len(plan.data), args.output)
     report["map"] = str(sidecar)
-    report["sites"] = _site_rows(plan)
+    report["sites"] = [{**row, "note": note} for row, (_, note) in zip(_site_rows(plan), noted, strict=True)]
     report["clock"] = args.clock
     report["descriptor"] = plan.site_map.descriptor_symbol
     fmt = plan.site_map.format
@@ -262,6 +266,9 @@ def _print(report: dict[str, Any], as_json: bool) -> None:
     )
     for row in _register_rows(report):
         _write(row)
+    for site in report["sites"]:
+        if site.get("note"):
+            _write(f"note       site {site['site']} {site['note']}")
     if "record" in report:
         record = report["record"]
         _write(

@@ -8,7 +8,11 @@ or ``line:29``: the instructions of a source line (``-lineinfo`` or ``-G``), tho
 * ``op:BAR.SYNC``: the instructions whose opcode is that, or that with more modifiers;
 
 and OPTION is ``reg=R8``, ``reg=R8:64``, ``reg=UR4``, ``smid``, ``activemask``, ``ns``, ``ns:64`` (the value),
-``warp``, ``always`` (also where the instruction's guard is false), ``label=TEXT``.
+``warp``, ``always`` (also where the instruction's guard is false), ``after``, ``label=TEXT``.
+
+A record is made right *before* its instruction: at a barrier that is the arrival. ``after`` makes it before the next
+instruction instead, for every lane that comes by, whatever the guards of the two say. It is refused where the
+instruction transfers control, and where the next one is reached from elsewhere too.
 
 A place that names several instructions is refused with the list, unless ``@first``, ``@last`` or ``@all`` is
 said.
@@ -32,7 +36,7 @@ _CHOICE = re.compile(r"@([^@:]*)$")
 _INDEX = re.compile(r"-?[0-9]+|0x[0-9a-f]+", re.IGNORECASE)
 _WANTED = re.compile(r"[A-Z][A-Z0-9_]*(?:\.[A-Z0-9_]+)*", re.IGNORECASE)
 _REGISTER = re.compile(r"(U?R)(\d+)(?::(32|64))?\Z")
-_OPCODE = re.compile(r"(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*(?:\.[A-Za-z0-9_]+)*)")
+_OPCODE = re.compile(r"(?:@(?P<guard>!?U?P\w+)\s+)?(?P<opcode>[A-Z][A-Z0-9_]*(?:\.[A-Za-z0-9_]+)*)")
 _LISTED = 8
 
 
@@ -45,6 +49,7 @@ class SiteSpec:
     place: str
     choice: str
     fields: dict[str, Any]
+    after: bool = False
 
 
 def parse_site(text: str) -> SiteSpec:
@@ -76,7 +81,7 @@ def parse_site(text: str) -> SiteSpec:
                     "say each option once",
                 )
             fields[name] = value
-    return SiteSpec(text, place, choice, fields)
+    return SiteSpec(text, place, choice, fields, bool(fields.pop("after", False)))
 
 
 def _option(text: str, option: str) -> dict[str, Any]:
@@ -85,6 +90,8 @@ def _option(text: str, option: str) -> dict[str, Any]:
         return {"warp_level": True}
     if option == "always":
         return {"unconditional": True}
+    if option == "after":
+        return {"after": True}
     if option == "smid":
         return {"value_is_smid": True}
     if option in SPECIALS:
@@ -105,7 +112,7 @@ def _option(text: str, option: str) -> dict[str, Any]:
     raise SiteError(
         "site-syntax",
         f"site {text!r}: option {option!r} is not known",
-        "options: reg=R8[:64] reg=UR4[:64] smid activemask ns ns:64 warp always label=TEXT",
+        "options: reg=R8[:64] reg=UR4[:64] smid activemask ns ns:64 warp always after label=TEXT",
     )
 
 
@@ -113,8 +120,14 @@ def resolve_site(kernel: KernelDef, text: str) -> list[SassTraceSite]:
     """The sites that ``text`` describes in ``kernel``: one, or several with ``@all``, in address order.
 
     Raises SiteError: ``[site-syntax]``, ``[site-range]``, ``[site-unaligned]``, ``[site-none]`` (nothing
-    there, with the nearest), ``[site-ambiguous]`` (with the list), and what :class:`SassTraceSite` raises.
+    there, with the nearest), ``[site-ambiguous]`` (with the list), ``[site-after]``, what :class:`SassTraceSite`
+    raises; with ``after`` also UnsupportedError ``[word-unknown]``.
     """
+    return [site for site, _ in resolve_with_notes(kernel, text)]
+
+
+def resolve_with_notes(kernel: KernelDef, text: str) -> list[tuple[SassTraceSite, str]]:
+    """As :func:`resolve_site`; with each site what a reader of its records must know about guards, or ""."""
     spec = parse_site(text)
     found = _places(kernel, spec)
     if len(found) > 1 and not spec.choice:
@@ -128,7 +141,53 @@ def resolve_site(kernel: KernelDef, text: str) -> list[SassTraceSite]:
         found = found[:1]
     elif spec.choice == "last":
         found = found[-1:]
-    return [SassTraceSite(index, **spec.fields) for index in found]
+    if spec.after:
+        return [_behind(kernel, spec, index) for index in found]
+    return [(site, guard_note(kernel, site)) for site in (SassTraceSite(index, **spec.fields) for index in found)]
+
+
+def guard_note(kernel: KernelDef, site: SassTraceSite) -> str:
+    """What a guarded site leaves out; "" where it leaves nothing out."""
+    guard = "" if site.unconditional else _read(kernel.text(site.insert_index))[0]
+    return f"records only lanes for which @{guard} holds; `always` records all" if guard else ""
+
+
+def _read(text: str) -> tuple[str, str]:
+    """(guard, opcode) of an instruction's text: ("!P0", "BRA"); "" for what it has not."""
+    match = _OPCODE.match(text)
+    return (match["guard"] or "", match["opcode"]) if match else ("", "")
+
+
+def _behind(kernel: KernelDef, spec: SiteSpec, index: int) -> tuple[SassTraceSite, str]:
+    """The site right behind instruction ``index``, where nothing else leads."""
+    from gwatch.sass.cfg import Flow
+
+    kernel.parse_cfg()
+    assert kernel.cfg is not None
+    graph, text = kernel.cfg.graph, kernel.text(index).rstrip(" ;")
+    where = f"site {spec.text!r}: instruction {index} ({text})"
+    if graph.flow.kind[index] not in (Flow.NEXT, Flow.REFERENCE) or graph.successors(index) != [index + 1]:
+        raise SiteError(
+            "site-after",
+            f"{where} transfers control, so what comes after it is not one place",
+            "leave `after` out, or name the instructions that it leads to",
+        )
+    others = [str(other) for other in graph.predecessors(index + 1) if other != index]
+    others += ["an entry"] if index + 1 in graph.entries else []
+    if others or index + 1 >= kernel.code.unpadded:
+        raise SiteError(
+            "site-after",
+            f"{where}: instruction {index + 1} behind it "
+            + (f"is also reached from {', '.join(others[:_LISTED])}" if others else "is padding"),
+            "a record there would count other visits too: name another instruction",
+        )
+    guard, opcode = _read(text)
+    label = spec.fields.get("label") or f"after {index} {opcode}".strip()
+    site = SassTraceSite(index + 1, **{**spec.fields, "unconditional": True, "label": label})
+    note = f"is made before {index + 1}, the next instruction after {index}"
+    if guard:
+        note += f", for all lanes, also those for which @{guard} does not hold"
+    return site, note
 
 
 def _places(kernel: KernelDef, spec: SiteSpec) -> list[int]:
@@ -222,8 +281,8 @@ def _of_opcode(kernel: KernelDef, spec: SiteSpec, wanted: str) -> list[int]:
         match = _OPCODE.match(text)
         if match is None:
             continue
-        known.add(match[1])
-        if match[1] == wanted or match[1].startswith(wanted + "."):
+        known.add(match["opcode"])
+        if match["opcode"] == wanted or match["opcode"].startswith(wanted + "."):
             found.append(index)
     if not found:
         near = difflib.get_close_matches(wanted.upper(), sorted(known), n=5, cutoff=0.3) or sorted(known)[:5]

@@ -16,9 +16,11 @@ from test_ring_snippets import MATMUL, Launch, play
 from gwatch.cli.main import main
 from gwatch.cuda.binary.constants import read_note
 from gwatch.cuda.binary.cubin import Cubin
+from gwatch.errors import SiteError
 from gwatch.rewrite.ring import RingLayout
 from gwatch.rewrite.ringfile import ring_file_prefix
 from gwatch.rewrite.sitemap import NOTE_NAME, SiteMap
+from gwatch.rewrite.sites import resolve_site
 from gwatch.rewrite.trace import SassTraceSite, plan_trace
 from gwatch.sass.isa import isa as isa_module
 
@@ -67,6 +69,44 @@ def test_json_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert report["record"] == {"bytes": 16, "depth": 128, "keep": "first", "bytes_per_warp": 129 * 512}
     assert [site["site"] for site in report["sites"]] == [0, 1, 2, 3, 4]
     assert report["bytes"]["after"] == (tmp_path / "o.cubin").stat().st_size
+
+
+def test_records_behind_an_instruction_and_of_guarded_ones(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sites = ["op:BAR.SYNC@all,warp,after", "80,warp", "80,always", "12"]
+    words = [word for site in sites for word in ("--site", site)]
+    assert main(["rewrite", str(MATMUL), *words, "-o", str(tmp_path / "o.cubin"), "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["sites"]
+    assert [(row["index"], row["unconditional"], row["label"]) for row in rows] == [
+        (43, True, "after 42 BAR.SYNC.DEFER_BLOCKING"),
+        (80, True, "after 79 BAR.SYNC.DEFER_BLOCKING"),
+        (80, False, None),
+        (80, True, None),
+        (12, False, None),
+    ]
+    assert [row["note"] for row in rows] == [
+        "is made before 43, the next instruction after 42",
+        "is made before 80, the next instruction after 79",
+        "records only lanes for which @!P0 holds; `always` records all",
+        "",
+        "",
+    ]
+    assert main(["rewrite", str(MATMUL), *words, "-o", str(tmp_path / "o.cubin")]) == 0
+    notes = [line for line in capsys.readouterr().out.splitlines() if line.startswith("note ")]
+    assert len(notes) == 3 and notes[2].endswith("site 2 records only lanes for which @!P0 holds; `always` records all")
+
+
+@pytest.mark.parametrize(
+    ("site", "said"),
+    [
+        ("80,after", "(@!P0 BRA 0x200) transfers control"),
+        ("31,after", "instruction 32 behind it is also reached from 80"),
+        ("82,after", "(EXIT) transfers control"),
+    ],
+)
+def test_what_is_not_one_place_is_named(site: str, said: str) -> None:
+    with pytest.raises(SiteError, match=r"^\[site-after\]") as caught:
+        resolve_site(Cubin.from_file(MATMUL).get_kerneldef_by_name("matmul"), site)
+    assert said in str(caught.value)
 
 
 def test_listing(capsys: pytest.CaptureFixture[str]) -> None:
@@ -120,6 +160,10 @@ def test_listing_needs_no_instruction_table(
         (["--site", "3,reg=UR40"], "site-register"),
         (["--site", "0,reg=R5"], "site-register"),
         (["--site", "42,reg=R1:64"], "site-register"),
+        (["--site", "80,after"], "site-after"),
+        (["--site", "op:EXIT,after"], "site-after"),
+        (["--site", "31,after"], "site-after"),
+        (["--site", "op:BAR.SYNC@all,after,after"], "site-syntax"),
         (["--site", "3", "--depth", "0"], "trace-depth"),
         (["--site", "3,reg=R4:64", "--duration-ns", "5e9"], "trace-too-long"),
         (["--site", "3", "--duration-ns", "nan"], "trace-duration"),

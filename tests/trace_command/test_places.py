@@ -59,6 +59,20 @@ def test_lifetimes_are_entry_and_every_exit_at_warp_level(pipeline: KernelDef) -
     assert len(planned.site_map.sites) == 4
 
 
+def test_sites_behind_instructions_and_notes_on_guards(pipeline: KernelDef) -> None:
+    places = places_of(pipeline, ProgramOptions("", sites=("34",), regions=("barrier=12..12,after",)))
+    assert [(site.insert_index, site.unconditional, site.label) for site in places.sites] == [
+        (34, False, None),
+        (12, False, None),
+        (13, True, "after 12 BAR.SYNC.DEFER_BLOCKING"),
+    ]
+    assert all(site.warp_level for site in places.sites) and places.regions == ((1, 2, "barrier"),)
+    assert places.notes == (
+        "[site-guard] site 0 records only lanes for which @!P0 holds; `always` records all",
+        "[site-guard] site 2 is made before 13, the next instruction after 12",
+    )
+
+
 def result_of(rows: list[tuple[int, int, int, int]]) -> TraceResult:
     """Rows (block x, warp, site, time)."""
     records = np.zeros(len(rows), RECORD_DTYPE)

@@ -363,6 +363,16 @@ def test_verify_stops_replaying_when_time_is_up(
     assert len(replays) == 3 and run["outputs"] == "identical" and run["slowdown"]["passes"] == 1
 
 
+def test_passes_that_were_asked_for_are_made(
+    machine: Machine, start: Callable[..., Any], replays: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replay, "BUDGET_SECONDS", -1.0)
+    session = start(verify=True, passes=3)
+    machine.launch()
+    (run,) = outcome.collect(session)["runs"]
+    assert len(replays) == 7 and run["slowdown"]["passes"] == 3
+
+
 def test_without_verify_the_slowdown_is_not_measured(machine: Machine, start: Callable[..., Any]) -> None:
     session = start()
     machine.launch()

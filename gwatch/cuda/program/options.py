@@ -20,7 +20,7 @@ class ProgramOptions:
     """``folder``: where each process leaves its results. ``kernel``: regular expression, "" for any kernel.
     ``launch``: number of one launch among a kernel's launches outside autotuning, from 0; ``skip`` and
     ``count`` likewise name a range. ``regions``: ``NAME=SITE..SITE``. ``scopes``: names of scope
-    markers by their number. ``timeout``: seconds after which a
+    markers by their number. ``passes``: turns of the replays that ``verify`` makes. ``timeout``: seconds after which a
     traced launch that has not ended is reported as hanging. Raises KernelError ``[kernel-pattern]``."""
 
     folder: str
@@ -40,6 +40,7 @@ class ProgramOptions:
     depth: int | None = None
     keep: str = "newest"
     verify: bool = False
+    passes: int | None = None
     timeout: float | None = None
     ring_bytes: int = DEFAULT_RING_BYTES
     untested_arch: bool = False
@@ -63,6 +64,7 @@ class ProgramOptions:
             ("--launch-count", self.count, 1),
             ("--ctas", self.ctas, 1),
             ("--depth", self.depth, 1),
+            ("--passes", self.passes, 1),
             ("--timeout", self.timeout, 0.1),
         ):
             if number is not None and number < least:

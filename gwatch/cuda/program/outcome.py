@@ -230,6 +230,7 @@ def _result(session: ProgramSession, kernel: Kernel, traced: Traced) -> TraceRes
     if places.scopes is not None:
         merge(result, places.scopes, refuse=False)
     result["warnings"] = [text.replace("sass_per_thread_records", "--depth") for text in result["warnings"]]
+    result["warnings"] += places.notes
     if slot.context not in session.host_clocks:
         with driver.inside(slot.context):
             session.host_clocks[slot.context] = host_clock(driver)

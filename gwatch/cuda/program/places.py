@@ -14,7 +14,7 @@ from gwatch.cuda.xtrace.markers import find_markers
 from gwatch.cuda.xtrace.scopes import Scopes, scope_sites
 from gwatch.errors import SiteError
 from gwatch.rewrite.ring import LANES
-from gwatch.rewrite.sites import resolve_site
+from gwatch.rewrite.sites import resolve_with_notes
 from gwatch.rewrite.trace import SassTraceSite
 
 if TYPE_CHECKING:
@@ -31,13 +31,15 @@ _BETWEEN = ".."
 class Places:
     """Sites, regions ``(enter, leave, label)`` over their numbers, role by region label, and whether these
     are the warp lifetimes recorded by default. With ``scopes`` the sites are those of scope markers, and the regions
-    count as they do after :func:`~gwatch.cuda.xtrace.scopes.merge`."""
+    count as they do after :func:`~gwatch.cuda.xtrace.scopes.merge`. ``notes``: what a reader must know about the
+    guards of the user's own sites."""
 
     sites: tuple[SassTraceSite, ...]
     regions: tuple[tuple[int, int, str], ...] = ()
     roles: tuple[tuple[str, str], ...] = ()
     lifetime: bool = False
     scopes: Scopes | None = None
+    notes: tuple[str, ...] = ()
 
 
 def places_of(kernel: KernelDef, options: ProgramOptions) -> Places:
@@ -59,7 +61,9 @@ def places_of(kernel: KernelDef, options: ProgramOptions) -> Places:
         found.site_ids(kernel, text)
     for text in options.regions:
         found.region(kernel, text)
-    return Places(tuple(found.sites), tuple(found.regions), tuple(found.roles.items()))
+    return Places(
+        tuple(found.sites), tuple(found.regions), tuple(found.roles.items()), notes=tuple(found.notes.values())
+    )
 
 
 def _marked(kernel: KernelDef, names: dict[int, str]) -> Places:
@@ -114,6 +118,7 @@ class _Collected:
         self.sites: list[SassTraceSite] = []
         self.regions: list[tuple[int, int, str]] = []
         self.roles: dict[str, str] = {}
+        self.notes: dict[int, str] = {}
 
     def add_all(self, places: Places) -> None:
         self.sites += places.sites
@@ -123,10 +128,13 @@ class _Collected:
     def site_ids(self, kernel: KernelDef, text: str) -> list[int]:
         """Numbers of the sites that ``text`` describes; a place named twice is recorded once."""
         ids = []
-        for site in _resolve(kernel, text):
+        for site, note in _resolve(kernel, text):
             if site not in self.sites:
                 self.sites.append(site)
-            ids.append(self.sites.index(site))
+            number = self.sites.index(site)
+            ids.append(number)
+            if note:
+                self.notes[number] = f"[site-guard] site {number} {note}"
         return ids
 
     def region(self, kernel: KernelDef, text: str) -> None:
@@ -147,13 +155,13 @@ class _Collected:
         self.regions += [(a, b, name.strip()) for a in enters for b in leaves if a != b]
 
 
-def _resolve(kernel: KernelDef, text: str) -> list[SassTraceSite]:
-    """Sites are warp-level unless the option ``thread`` is given."""
+def _resolve(kernel: KernelDef, text: str) -> list[tuple[SassTraceSite, str]]:
+    """Sites and notes on them; sites are warp-level unless the option ``thread`` is given."""
     parts = text.split(",")
     per_thread = "thread" in (part.strip() for part in parts[1:])
     kept = ",".join([parts[0], *(part for part in parts[1:] if part.strip() != "thread")])
-    sites = resolve_site(kernel, kept)
-    return sites if per_thread else [replace(site, warp_level=True) for site in sites]
+    found = resolve_with_notes(kernel, kept)
+    return found if per_thread else [(replace(site, warp_level=True), note) for site, note in found]
 
 
 def merge_exits(result: TraceResult) -> None:

@@ -33,12 +33,19 @@ _PEERS = re.compile(
 
 
 def replay(
-    driver: Driver, view: LaunchView, slot: Slot, target: Target, stream: int, timer: LaunchTimer
+    driver: Driver,
+    view: LaunchView,
+    slot: Slot,
+    target: Target,
+    stream: int,
+    timer: LaunchTimer,
+    passes: int | None = None,
 ) -> Verdict:
     """The verdict on a launch whose slot is loaded and armed; its ring is zeroed again in the end.
 
-    ``stream``: gwatch's own stream in the launch's context. The times of the replays are left in the slot's
-    ``plain_ns`` and ``traced_ns``. Raises LaunchError when a replay fails: the memory is put back before.
+    ``stream``: gwatch's own stream in the launch's context. ``passes``: turns, however long they take; None:
+    :data:`PASSES`, or fewer where they take longer than :data:`BUDGET_SECONDS`. The times of the replays are left in
+    the slot's ``plain_ns`` and ``traced_ns``. Raises LaunchError when a replay fails: the memory is put back before.
     """
     reason = _unsuited(view, slot, target)
     if reason:
@@ -59,7 +66,7 @@ def replay(
         _once(driver, view, slot, original, timer)
         plain = [_save(driver, blocks)]
         traced: Snapshot | None = None
-        for _ in range(PASSES):
+        for _ in range(passes or PASSES):
             _put_back(driver, blocks, saved)
             slot.plain_ns += _once(driver, view, slot, original, timer)
             if traced is None:
@@ -69,7 +76,7 @@ def replay(
             slot.traced_ns += _once(driver, view, slot, patched, timer)
             if traced is None:
                 traced = _save(driver, blocks)
-            if time.monotonic() - begin > BUDGET_SECONDS:
+            if passes is None and time.monotonic() - begin > BUDGET_SECONDS:
                 break
     finally:
         _put_back(driver, blocks, saved)

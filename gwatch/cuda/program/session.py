@@ -307,7 +307,13 @@ class ProgramSession:
             traced = Traced(prepared, slot, number)
             if self.options.verify:
                 traced.verdict = replay(
-                    driver, view, slot, target, self.side_stream(slot.context), self._timer(driver)
+                    driver,
+                    view,
+                    slot,
+                    target,
+                    self.side_stream(slot.context),
+                    self._timer(driver),
+                    self.options.passes,
                 )
         self._copy_constants(slot, captured)
         kernel.traced.append(traced)
