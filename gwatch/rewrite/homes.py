@@ -24,6 +24,7 @@ from gwatch.sass.cfg import Flow
 
 if TYPE_CHECKING:
     from gwatch.rewrite.surroundings import Surroundings
+    from gwatch.sass.cfg import Cfg
     from gwatch.sass.liveness import Liveness
 
 WIDTH = 256
@@ -82,11 +83,84 @@ class Move:
 
 @dataclass(slots=True)
 class Home:
-    """Where one value is: per place class (-1 where it isn't needed), and the moves that follow from it."""
+    """Where one value is: per place class (-1 where it isn't needed), and the moves that follow from it. ``behind``:
+    where it is still needed behind an instruction; a class may have a home there on another way's account.
+    """
 
     value: str
     registers: npt.NDArray[np.int16]
     moves: list[Move] = field(default_factory=list)
+    behind: npt.NDArray[np.bool_] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """What doesn't depend on the registers asked for. ``classes``: the place class right before each instruction,
+    ``behind``: and right behind it (-1: control ends there);
+    ``reached``: whether it can run; ``weight``: how often, about; ``block_of``: number of its block.
+    """
+
+    classes: list[int]
+    behind: list[int]
+    reached: npt.NDArray[np.bool_]
+    weight: list[float]
+    block_of: list[int]
+
+
+def places_of(around: Surroundings, frozen: frozenset[int]) -> Places:
+    """:class:`Places` of a kernel, computed once."""
+    found = around.places.get(frozen)
+    if found is None:
+        cfg = around.cfg
+        count = len(cfg.flow.kind)
+        block_of = np.repeat(np.arange(len(cfg.blocks)), [block.end - block.start for block in cfg.blocks]).tolist()
+        reached = cfg.reachable(sorted({0, *cfg.entries}))
+        classes = _classes(cfg, frozen)
+        behind = [*classes[1:], -1]
+        for block in cfg.blocks:
+            following = cfg.successors(block.end - 1)
+            behind[block.end - 1] = classes[following[0]] if following else -1
+        found = Places(classes, behind, reached, _weights(cfg, count), block_of)
+        around.places[frozen] = found
+    return found
+
+
+def _classes(cfg: Cfg, frozen: frozenset[int]) -> list[int]:
+    parent = list(range(len(cfg.flow.kind)))
+
+    def find(item: int) -> int:
+        while parent[item] != item:
+            parent[item] = parent[parent[item]]
+            item = parent[item]
+        return item
+
+    def join(items: list[int]) -> None:
+        for item in items[1:]:
+            parent[find(item)] = find(items[0])
+
+    kind = cfg.flow.kind
+    unknown = [entry for entry in cfg.entries if entry and not cfg.predecessors(entry)]
+    for index in sorted({block.end - 1 for block in cfg.blocks} | frozen):
+        following = cfg.successors(index)
+        join(following)
+        if index in frozen and following:
+            join([index, following[0]])
+        if unknown and kind[index] == Flow.CALL_OUT:
+            unknown += following
+    join(unknown)
+    return [find(item) for item in range(len(kind))]
+
+
+def _weights(cfg: Cfg, count: int) -> list[float]:
+    depth = np.zeros(count + 1, np.int32)
+    for source in np.flatnonzero(cfg.flow.kind == Flow.BRANCH).tolist():
+        target = int(cfg.flow.target[source])
+        if 0 <= target < source:
+            depth[target] += 1
+            depth[source + 1] -= 1
+    deep = np.minimum(np.cumsum(depth)[:-1], _DEEPEST)
+    weights: list[float] = (_LOOP_WEIGHT**deep).tolist()
+    return weights
 
 
 class Points:
@@ -110,47 +184,18 @@ class Points:
         self.count = len(view)
         self.live: Liveness = around.liveness(dict(asked))
         self.forbidden = forbidden
-        masks = view.masks("R")
-        self.touches = [a | b for a, b in zip(masks.reads, masks.writes, strict=True)]
-        for index, callee in around.callees.items():
-            self.touches[index] |= callee.reads | callee.touches
-        self.never, self.matrix = around.flights.masks()
+        self.touches = around.touches
+        self.never, self.matrix = around.unready
         if around.budgets.changes:
             self.budget = [around.budgets.mask(index) for index in range(self.count)]
         else:
             self.budget = [(1 << around.first_free) - 1 | spare] * self.count
         self._needed: dict[frozenset[int], tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]] = {}
-        self.reached = cfg.reachable(sorted({0, *cfg.entries}))
-        self.weight = self._weights()
-        self._class = self._classes(set(frozen))
+        self.places = places_of(around, frozenset(frozen))
+        self.reached, self.weight, self._class = self.places.reached, self.places.weight, self.places.classes
         self.entry_class = self._class[0]
 
-    # places --------------------------------------------------------------------------------------------------------
-
-    def _classes(self, frozen: set[int]) -> list[int]:
-        parent = list(range(self.count))
-
-        def find(item: int) -> int:
-            while parent[item] != item:
-                parent[item] = parent[parent[item]]
-                item = parent[item]
-            return item
-
-        def join(items: list[int]) -> None:
-            for item in items[1:]:
-                parent[find(item)] = find(items[0])
-
-        kind = self.cfg.flow.kind
-        unknown = [entry for entry in self.cfg.entries if entry and not self.cfg.predecessors(entry)]
-        for index in range(self.count):
-            following = self.cfg.successors(index)
-            join(following)
-            if index in frozen and following:
-                join([index, following[0]])
-            if unknown and kind[index] == Flow.CALL_OUT:
-                unknown += following
-        join(unknown)
-        return [find(item) for item in range(self.count)]
+    # places -----------------------------------------------------------------------------------------------------------
 
     def before(self, index: int) -> int:
         """The place class right before ``index`` (and before anything inserted there)."""
@@ -158,19 +203,7 @@ class Points:
 
     def behind(self, index: int) -> int:
         """The place class right behind ``index``; -1 where control ends."""
-        following = self.cfg.successors(index)
-        return self._class[following[0]] if following else -1
-
-    def _weights(self) -> list[float]:
-        depth = np.zeros(self.count + 1, np.int32)
-        for source in np.flatnonzero(self.cfg.flow.kind == Flow.BRANCH).tolist():
-            target = int(self.cfg.flow.target[source])
-            if 0 <= target < source:
-                depth[target] += 1
-                depth[source + 1] -= 1
-        deep = np.minimum(np.cumsum(depth)[:-1], _DEEPEST)
-        weights: list[float] = (_LOOP_WEIGHT**deep).tolist()
-        return weights
+        return self.places.behind[index]
 
     # registers -----------------------------------------------------------------------------------------------------
 
@@ -187,12 +220,15 @@ class Points:
     @cached_property
     def room(self) -> list[int]:
         """Per instruction: registers that may hold a value while it runs and on every way on from it."""
-        out = []
-        for index, live in enumerate(self.live.outs()):
-            free = self.budget[index] & ~(self.touches[index] | live | self.never[index] | self.forbidden)
-            for item in self.cfg.successors(index):
-                free &= self.budget[item] & ~self.matrix[item]
-            out.append(free)
+        forbidden, budget, matrix = self.forbidden, self.budget, self.matrix
+        usable = [mine & ~theirs for mine, theirs in zip(budget, matrix, strict=True)]
+        taken = zip(budget, self.touches, self.live.outs(), self.never, strict=True)
+        out = [mine & ~(touches | live | never | forbidden) for mine, touches, live, never in taken]
+        for block in self.cfg.blocks:
+            for index in range(block.start, block.end - 1):
+                out[index] &= usable[index + 1]
+            for item in self.cfg.successors(block.end - 1):
+                out[block.end - 1] &= usable[item]
         return out
 
     def needed(self, sites: Iterable[int]) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
@@ -204,16 +240,28 @@ class Points:
 
     def _find_needed(self, sites: Iterable[int]) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
         before = np.zeros(self.count, bool)
-        stack = [site for site in sites if self.reached[site]]
+        blocks, start_of = self.cfg.blocks, self.places.block_of
+        stack = [(start_of[site], site) for site in sites if self.reached[site]]
+        whole = np.zeros(len(blocks), bool)
         while stack:
-            at = stack.pop()
-            if not before[at]:
-                before[at] = True
-                stack.extend(item for item in self.cfg.predecessors(at) if self.reached[item])
+            number, last = stack.pop()
+            block = blocks[number]
+            before[block.start : last + 1] = True
+            if last == block.end - 1:
+                if whole[number]:
+                    continue
+                whole[number] = True
+            stack.extend(
+                (start_of[item], item)
+                for item in self.cfg.predecessors(block.start)
+                if self.reached[item] and not whole[start_of[item]]
+            )
         behind = np.zeros(self.count, bool)
-        for at in np.flatnonzero(self.reached).tolist():
-            behind[at] = any(before[item] for item in self.cfg.successors(at))
-        return before, behind
+        behind[:-1] = before[1:]
+        for block in blocks:
+            last = block.end - 1
+            behind[last] = any(before[item] for item in self.cfg.successors(last))
+        return before, behind & self.reached
 
 
 class Housing:
@@ -244,7 +292,8 @@ class Housing:
         """The register of ``value`` while code before ``index`` runs (moves made)."""
         home = self.homes[value]
         behind = self.points.behind(index)
-        if behind >= 0 and home.registers[behind] >= 0:
+        needed = home.behind is None or home.behind[index]
+        if needed and behind >= 0 and home.registers[behind] >= 0:
             return int(home.registers[behind])
         return int(home.registers[self.points.before(index)])
 
@@ -278,7 +327,7 @@ class Housing:
             choice = min(bits(common), key=lambda r: (spare >> r & 1, prefer.get(r, 0.0), r))
             registers = np.full(points.count, -1, np.int16)
             registers[list(allowed)] = choice
-            self.homes[value] = Home(value, registers)
+            self.homes[value] = Home(value, registers, behind=behind)
             return True
         if not all(allowed.values()):
             return False
@@ -293,18 +342,20 @@ class Housing:
         allowed: dict[int, int] = {}
         if before[0]:
             allowed[points.entry_class] = points.budget[0] & ~points.forbidden
+        classes, behinds, room = points.places.classes, points.places.behind, points.room
         for index in np.flatnonzero(before).tolist():
-            allowed.setdefault(points.before(index), everything)
-        room = points.room
+            allowed.setdefault(classes[index], everything)
         for index in np.flatnonzero(behind).tolist():
-            place = points.behind(index)
+            place = behinds[index]
             allowed[place] = allowed.get(place, everything) & room[index]
-        neighbours = self._held_around()
         lost = points.spare & ~spare
-        return {
-            place: mask & ~neighbours.get(place, 0) & ~self.blocked.get(place, 0) & ~lost
-            for place, mask in allowed.items()
-        }
+        if lost:
+            allowed = {place: mask & ~lost for place, mask in allowed.items()}
+        for taken in (self._held_around(), self.blocked):
+            for place, mask in taken.items():
+                if place in allowed:
+                    allowed[place] &= ~mask
+        return allowed
 
     def _held_around(self) -> dict[int, int]:
         """Registers of the values placed so far, per class, those of neighbouring classes included: moves before one
@@ -317,8 +368,7 @@ class Housing:
                 held[place] = held.get(place, 0) | 1 << int(home.registers[place])
         out = dict(held)
         if held:
-            for index in range(points.count):
-                before, behind = points.before(index), points.behind(index)
+            for before, behind in zip(points.places.classes, points.places.behind, strict=True):
                 if behind >= 0 and before != behind:
                     out[behind] = out.get(behind, 0) | held.get(before, 0)
                     out[before] = out.get(before, 0) | held.get(behind, 0)
@@ -369,7 +419,7 @@ class Housing:
         moves = [
             Move(index, value, int(label[a]), int(label[b])) for index, a, b in steps if label[a] != label[b]
         ]
-        self.homes[value] = Home(value, registers, moves)
+        self.homes[value] = Home(value, registers, moves, behind)
         return True
 
     @staticmethod

@@ -31,11 +31,12 @@ from gwatch.sass.uses import CodeView
 
 if TYPE_CHECKING:
     from gwatch.cuda.binary import Cubin, KernelDef
+    from gwatch.rewrite.homes import Places
     from gwatch.sass.isa import Isa
 
 NEVER_LANDS = 1000
 _STACK_LOAD = re.compile(r"(?:LDC|MOV|IMAD\.MOV\.U32) R1, (?:RZ, RZ, )?c\[0x0\]\[(0x[0-9a-f]+)\]$")
-_STACK_STEP = re.compile(r"(?:IADD3|VIADD) R1, R1, -?0x[0-9a-f]+(?:, RZ)?$")
+_STACK_STEP = re.compile(r"(?:IADD3?|VIADD) R1, (?:PT, )*R1, -?0x[0-9a-f]+(?:, RZ)?$")
 # Functions of the CUDA runtime that end the thread.
 NEVER_RETURN = frozenset({"__assertfail", "__trap"})
 EVERY_REGISTER = (1 << 255) - 1
@@ -52,6 +53,8 @@ class Surroundings:
         self.view = CodeView(isa, kernel.words)
         self._afterwards: dict[int, npt.NDArray[np.bool_]] = {}
         self._landings: dict[tuple[int, int], int] = {}
+        self._lives: dict[frozenset[tuple[int, int]], Liveness] = {}
+        self.places: dict[frozenset[int], Places] = {}
 
     @cached_property
     def cfg(self) -> Cfg:
@@ -306,8 +309,25 @@ class Surroundings:
 
     def liveness(self, asked: dict[int, int]) -> Liveness:
         """Which general registers matter where, ``asked`` (index -> mask) being read by inserted code as well."""
-        reads = {index: callee.reads for index, callee in self.callees.items()}
-        return Liveness(self.cfg, self.view, "R", reads, asked)
+        wanted = frozenset(item for item in asked.items() if item[1])
+        if wanted not in self._lives:
+            reads = {index: callee.reads for index, callee in self.callees.items()}
+            self._lives[wanted] = Liveness(self.cfg, self.view, "R", reads, asked)
+        return self._lives[wanted]
+
+    @cached_property
+    def touches(self) -> list[int]:
+        """Per instruction: general registers that it, or the code that it calls, may read or change."""
+        masks = self.view.masks("R")
+        found = [a | b for a, b in zip(masks.reads, masks.writes, strict=True)]
+        for index, callee in self.callees.items():
+            found[index] |= callee.reads | callee.touches
+        return found
+
+    @cached_property
+    def unready(self) -> tuple[list[int], list[int]]:
+        """:meth:`gwatch.sass.flight.Flights.masks`."""
+        return self.flights.masks()
 
     @cached_property
     def wait_masks(self) -> list[int]:

@@ -44,6 +44,7 @@ class Liveness:
         self._starts = [block.start for block in cfg.blocks]
         self._block_out = self._solve()
         self._cache: dict[int, list[int]] = {}
+        self._outs: list[int] | None = None
 
     def _solve(self) -> list[int]:
         """Live-out mask per block."""
@@ -83,7 +84,12 @@ class Liveness:
         return live_out
 
     def outs(self) -> list[int]:
-        """:meth:`live_out` of every instruction."""
+        """:meth:`live_out` of every instruction. The list is shared: it must not be changed."""
+        if self._outs is None:
+            self._outs = self._find_outs()
+        return self._outs
+
+    def _find_outs(self) -> list[int]:
         if not self.known:
             return [self.everything] * len(self.view)
         out = [0] * len(self.view)

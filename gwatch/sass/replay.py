@@ -44,7 +44,7 @@ Slot = tuple[str, int]
 _CALLS = frozenset({int(Flow.CALL), int(Flow.CALL_OUT), int(Flow.CALL_INDIRECT)})
 _CALL_INSIDE, _RETURN, _INDIRECT = int(Flow.CALL), int(Flow.RETURN), int(Flow.INDIRECT)
 _STACK_LOAD = re.compile(r"(?:LDC|MOV|IMAD\.MOV\.U32) R(\d+), (?:RZ, RZ, )?c\[0x0\]\[(0x[0-9a-f]+)\]$")
-_STACK_STEP = re.compile(r"(?:IADD3|VIADD) R1, R1, (-?0x[0-9a-f]+)(?:, RZ)?$")
+_STACK_STEP = re.compile(r"(?:IADD3?|VIADD) R1, (?:PT, )*R1, (-?0x[0-9a-f]+)(?:, RZ)?$")
 _COPY = re.compile(r"MOV R(\d+), R(\d+)$")
 _SAVE = re.compile(r"STL \[R(\d+)\+(-0x[0-9a-f]+)\], R(\d+)$")
 _LOAD = re.compile(r"LDL R(\d+), \[R(\d+)\+(-0x[0-9a-f]+)\]$")
@@ -153,10 +153,22 @@ class Replay:
             for key in use.registers()
             if key not in rewrite.own
         }
+        # What only the entry's lines name is the kernel's from there on: of these only what the entry leaves in flight
+        # matters.
+        later = {
+            key
+            for index, flag in enumerate(self.inserted)
+            if flag and index >= rewrite.entry
+            for use in view.facts(index).uses
+            for key in use.registers()
+        }
+        self._passing = self.shared - later - rewrite.initial.keys()
+        self.shared -= self._passing
         self._stack_load = self._only_stack_load()
         self._stack_top = view.isa.arch.stack_offset
         self._steps = self._own_frame()
-        self._quick = self._masks()
+        self._quick = self._masks(self.shared | set(rewrite.own), True)
+        self._wide = self._masks(self._passing, False)
         self._covering = self._covers()
         self._kinds: list[int] = cfg.flow.kind.tolist()
         self._waits: list[int] = waits.mask.tolist()
@@ -180,20 +192,22 @@ class Replay:
         )
         return sum(-step for step in steps if step is not None and step < 0)
 
-    def _masks(self) -> list[bool]:
-        """Per instruction: whether it is worth looking at (inserted, touching ``shared`` or inserted registers, moving
-        the stack pointer, or leaving).
+    def _masks(self, keys: set[Key], special_too: bool) -> list[bool]:
+        """Per instruction: whether it touches one of ``keys``; with ``special_too`` also where it is inserted, moves
+        the stack pointer, or leaves.
         """
         wanted = dict.fromkeys(("R", "UR", "P", "UP"), 0)
-        for file, number in self.shared | set(self.rewrite.own):
+        for file, number in keys:
             wanted[file] = wanted.get(file, 0) | 1 << number
-        out = [bool(flag) for flag in self.inserted]
+        out = [special_too and bool(flag) for flag in self.inserted]
         for file, mask in wanted.items():
             if mask:
                 masks = self.view.masks(file)
                 for index, (reads, writes) in enumerate(zip(masks.reads, masks.writes, strict=True)):
                     if (reads | writes) & mask:
                         out[index] = True
+        if not special_too:
+            return out
         special = np.isin(self.cfg.flow.kind, (*_CALLS, Flow.RETURN, Flow.INDIRECT))
         special[self.view.writers("R", 1)] = True
         for index in np.flatnonzero(special[: len(out)]).tolist():
@@ -228,6 +242,7 @@ class Replay:
         claimed = (self.rewrite.claims or {}).values()
         known = {key: value for claims in claimed for key, value in claims.items()}
         elsewhere = {key: known[key] for key in self.rewrite.own if "." not in known.get(key, ".")}
+        stops = self._stops()
         found[0] = State(dict(self.rewrite.initial))
         work = [0]
         for entry in sorted(set(self.cfg.entries) - {0}):
@@ -241,7 +256,7 @@ class Replay:
             assert state is not None
             state = state.copy()
             block = blocks[number]
-            for index in range(block.start, block.end):
+            for index in stops[number]:
                 self._step(index, state)
             for item in self.cfg.successors(block.end - 1):
                 following = number_of[item]
@@ -252,11 +267,19 @@ class Replay:
                 elif old.merge(state, self.rewrite.own):
                     work.append(following)
         self._loud = True
-        for block, state in zip(blocks, found, strict=True):
+        for state, chosen in zip(found, stops, strict=True):
             if state is not None:
                 state = state.copy()
-                for index in range(block.start, block.end):
+                for index in chosen:
                     self._step(index, state)
+
+    def _stops(self) -> list[list[int]]:
+        """Per block, the instructions at which something may change."""
+        chosen = np.array(self._quick) | np.array(self._wide) | (self.waits.mask != 0) | self.waits.group
+        chosen[list(self._covering)] = True
+        found = np.flatnonzero(chosen)
+        starts = np.array([block.start for block in self.cfg.blocks[1:]], np.int64)
+        return [part.tolist() for part in np.split(found, np.searchsorted(found, starts))]
 
     def _step(self, index: int, state: State) -> None:
         mask, group = self._waits[index], self._group[index]
@@ -274,7 +297,9 @@ class Replay:
                 replace(item, covers=item.covers | 1 << board) if item.unit == unit else item
                 for item in state.flying
             }
-        if not self._quick[index]:
+        if not self._quick[index] and not (
+            self._wide[index] and any(item.inserted and item.key in self._passing for item in state.flying)
+        ):
             return
         facts = self.view.facts(index)
         if self.inserted[index]:
@@ -295,7 +320,8 @@ class Replay:
         reads = {key for use in facts.reads() for key in use.registers()}
         writes = {key for use in facts.writes() for key in use.registers()}
         if not facts.complete:
-            wanted = (state.values.keys() | self.shared) - self.rewrite.own
+            lent = {item.key for item in state.flying if item.inserted}
+            wanted = (state.values.keys() | self.shared | lent) - self.rewrite.own
             touched = {key for key in wanted if facts.may_touch(*key)}
             reads |= touched
             writes |= touched
@@ -309,7 +335,7 @@ class Replay:
                 "clobber",
                 f"{facts.text} reads {key[0]}{key[1]}, which holds {self._name(state.values[key])}",
             )
-        for item in list(state.flying):
+        for item in list(state.flying) if state.flying else ():
             if item.key in writes or (item.result and item.key in reads):
                 if item.inserted:
                     self._report(

@@ -8,6 +8,7 @@ scoreboard: sources read); a wait mask or ``DEPBAR.LE SBn, 0x0`` waits until a c
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +17,7 @@ from gwatch.errors import SiteError, UnsupportedError
 from gwatch.sass.cfg import Cfg, opcode_keys
 from gwatch.sass.control import NO_SCOREBOARD, SCOREBOARDS
 from gwatch.sass.latency import UNKNOWN, LatencyTable, latency_class
-from gwatch.sass.uses import ALWAYS, CodeView, Use
+from gwatch.sass.uses import ALWAYS, CodeView, Key, Use
 
 FAR = UNKNOWN
 # One unit does these and completes them in order: a later one's scoreboard covers an earlier one.
@@ -102,6 +103,13 @@ class Waits:
         ]
         waited = [int((self.mask >> board & 1).sum()) for board in range(SCOREBOARDS)]
         self.use = ScoreboardUse(tuple(taken), tuple(waited), frozenset(counted))
+        self._spans: Spans | None = None
+
+    def spans(self, cfg: Cfg) -> Spans:
+        """Sums over stretches of the section, whose control flow is ``cfg``."""
+        if self._spans is None:
+            self._spans = Spans(cfg, self.view, self)
+        return self._spans
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,44 +130,103 @@ def producers(cfg: Cfg, view: CodeView, waits: Waits, index: int, file: str, reg
 
     A guarded write lets earlier ones through. A call that leaves the section hands over finished results, so
     the search ends there. Raises UnsupportedError ``[word-unknown]`` when a word on the way can't be read.
+
+    The search goes backwards block by block; what is known behind a block (the smallest distance, the scoreboards
+    waited for on every way) is joined before it is entered again, so that it is entered a few times at most.
     """
-    writers = set(view.writers(file, register).tolist())
-    best: dict[tuple[int, int, bool], int] = {}
-    stack = [(before, view.stall(before), 0, False) for before in cfg.predecessors(index)]
+    spans = waits.spans(cfg)
+    stops = spans.stops(file, register)
+    known: dict[int, _Way] = {}
     found: dict[int, Producer] = {}
+    stack: list[tuple[int, _Way]] = [(before, (0, 0, False)) for before in cfg.predecessors(index)]
     while stack:
-        at, distance, waited, group = stack.pop()
-        distance = min(distance, FAR)
-        key = (at, waited, group)
-        if best.get(key, FAR + 1) <= distance:
+        last, way = stack.pop()
+        old = known.get(last)
+        way = way if old is None else _join(old, way)
+        if way == old:
             continue
-        best[key] = distance
-        facts = view.facts(at)
-        if not facts.complete and facts.may_touch(file, register):
-            raise UnsupportedError(
-                "word-unknown",
-                f"instruction {at} can't be read, so what {file}{register} holds at "
-                f"instruction {index} can't be told",
-            )
-        if at in writers:
-            old = found.get(at)
-            found[at] = (
-                Producer(at, distance, waited, group)
-                if old is None
-                else Producer(
-                    at, min(distance, old.distance), waited & old.waited, group and old.group_waited
+        known[last] = way
+        start, at = spans.start_of(last), last
+        while at >= start:
+            place = bisect_right(stops, at) - 1
+            stop = stops[place] if place >= 0 else -1
+            way = spans.across(max(start, stop + 1), at + 1, way)
+            at = stop
+            if stop < start:
+                break
+            facts = view.facts(stop)
+            if not facts.complete and facts.may_touch(file, register):
+                raise UnsupportedError(
+                    "word-unknown",
+                    f"instruction {stop} can't be read, so what {file}{register} holds at "
+                    f"instruction {index} can't be told",
                 )
-            )
-            if facts.guard == ALWAYS:
-                continue
-        if cfg.leaves[at]:
-            continue
-        waited |= int(waits.mask[at])
-        group = group or bool(waits.group[at])
-        stack.extend(
-            (before, distance + view.stall(before), waited, group) for before in cfg.predecessors(at)
-        )
+            writes = any(use.file == file and use.covers(register) for use in facts.writes())
+            if writes:
+                _note(found, stop, min(way[0] + view.stall(stop), FAR), way)
+            if (writes and facts.guard == ALWAYS) or cfg.leaves[stop]:
+                break
+            way = spans.across(stop, stop + 1, way)
+            at -= 1
+        if at < start:
+            stack.extend((before, way) for before in cfg.predecessors(start))
     return [found[key] for key in sorted(found)]
+
+
+_Way = tuple[int, int, bool]
+"""From a place to the point asked about: issue cycles, scoreboards waited for, whether the group is."""
+
+
+def _join(one: _Way, other: _Way) -> _Way:
+    return min(one[0], other[0]), one[1] & other[1], one[2] and other[2]
+
+
+def _note(found: dict[int, Producer], at: int, distance: int, way: _Way) -> None:
+    old = found.get(at)
+    _, waited, group = way
+    if old is not None:
+        distance, waited, group = _join((distance, waited, group), (old.distance, old.waited, old.group_waited))
+    found[at] = Producer(at, distance, waited, group)
+
+
+class Spans:
+    """Sums over stretches of straight code: issue cycles, scoreboards waited for, and whether the group is."""
+
+    def __init__(self, cfg: Cfg, view: CodeView, waits: Waits) -> None:
+        self._view = view
+        leaving = np.flatnonzero(cfg.leaves).tolist()
+        self._always = {*view.incomplete(), *leaving}
+        self._stops: dict[Key, list[int]] = {}
+        stalls = np.maximum(view.control["stall"].astype(np.int64), 1)
+        self._cycles = np.concatenate(([0], np.cumsum(stalls)))
+        self._starts = np.array([block.start for block in cfg.blocks], np.int64)
+        # Where each scoreboard (and the group) was last waited for, at or before an instruction.
+        count = np.arange(len(view))
+        marks = [(waits.mask >> board & 1).astype(bool) for board in range(SCOREBOARDS)] + [waits.group]
+        self._last = [np.maximum.accumulate(np.where(mark, count, -1)) if len(view) else count for mark in marks]
+
+    def start_of(self, index: int) -> int:
+        """The first instruction of the block of ``index``."""
+        return int(self._starts[np.searchsorted(self._starts, index, side="right") - 1])
+
+    def stops(self, file: str, register: int) -> list[int]:
+        """Instructions at which a search for writes of ``register`` has to look, ascending."""
+        found = self._stops.get((file, register))
+        if found is None:
+            writers = self._view.writers(file, register).tolist()
+            found = self._stops[file, register] = sorted({*writers, *self._always})
+        return found
+
+    def across(self, start: int, end: int, way: _Way) -> _Way:
+        """``way`` from before instruction ``end``, as it is from before ``start``."""
+        distance, waited, group = way
+        if start >= end:
+            return way
+        distance = min(FAR, distance + int(self._cycles[end] - self._cycles[start]))
+        for board in range(SCOREBOARDS):
+            if self._last[board][end - 1] >= start:
+                waited |= 1 << board
+        return distance, waited, bool(group or self._last[SCOREBOARDS][end - 1] >= start)
 
 
 @dataclass(frozen=True, slots=True)

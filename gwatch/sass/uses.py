@@ -255,10 +255,10 @@ class CodeView:
         """
         uses = self._uses
         chosen = uses.file == FILE_CODES[file]
-        first, count = uses.first.astype(np.int64), uses.count.astype(np.int64)
+        spans = uses.first[chosen].astype(np.int64) << 32 | uses.count[chosen].astype(np.int64)
         out: set[int] = set()
-        for start, length in np.unique(np.stack((first[chosen], count[chosen]), axis=1), axis=0).tolist():
-            out.update(range(start, start + length))
+        for span in np.unique(spans).tolist():
+            out.update(range(span >> 32, (span >> 32) + (span & 0xFFFFFFFF)))
         for index in [] if certain else self.incomplete():
             wide = _WIDEST if file in ("R", "UR") else 1
             for start in registers_in(self.facts(index).text).get(file, ()):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from gwatch.errors import HazardError
 from gwatch.rewrite import Rewriter, Snippet, builtin
 from gwatch.rewrite import rewriter as rewriter_module
 from gwatch.rewrite import trace as trace_module
-from gwatch.rewrite.homes import Housing
+from gwatch.rewrite.homes import Home, Housing
 from gwatch.rewrite.planning import Effort
 from gwatch.rewrite.result import Rewritten
 from gwatch.rewrite.surroundings import Surroundings
@@ -158,6 +159,16 @@ def test_a_value_in_local_memory_that_is_lost_is_caught(monkeypatch: pytest.Monk
     assert "stack" in {item.kind for item in RewriteChecker(
         caught.checker.isa, caught.checker.latency, dataclasses.replace(caught.rewrite, frame=0)
     ).run()}
+
+
+def test_a_home_behind_a_site_counts_only_where_the_value_is_still_needed() -> None:
+    """The place behind instruction 0 has a home because another way there needs the value."""
+    points = SimpleNamespace(before=lambda index: 0, behind=lambda index: 1)
+    housing = Housing(points)  # type: ignore[arg-type]
+    registers = np.array([8, 7], np.int16)
+    for needed, home in ((False, 8), (True, 7)):
+        housing.homes["base"] = Home("base", registers, behind=np.array([needed]))
+        assert housing.at("base", 0) == home
 
 
 def test_a_live_predicate_is_saved_in_a_register(monkeypatch: pytest.MonkeyPatch) -> None:
