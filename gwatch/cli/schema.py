@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-SCHEMAS = {"trace": "common/format/trace.schema.json", "inspect": "inspect/schema.json"}
+SCHEMAS = {"trace": "common/format/trace.schema.json", "inspect": "inspect/schema.json", "diff": "diff/schema.json"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument("name", metavar="NAME", help="trace: reports (File.render, .json); "
-                        "inspect: what `gwatch inspect --json` prints")
+                        "inspect, diff: what these commands print with --json")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write there, not to standard output")
     parser.add_argument("--json", action="store_true", help="the schema is JSON either way")
 

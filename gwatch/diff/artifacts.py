@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gwatch.cuda.binary import KernelDef
+from gwatch.cuda.binary.constants import read_note
 from gwatch.cuda.binary.nvinfo import OFFSET_SHAPES, Attr
 from gwatch.diff.compare import CodeDiff, Fate, compare_code
 from gwatch.diff.items import Item, items_of
@@ -19,6 +20,9 @@ from gwatch.inspect.artifacts import Image, Skipped, open_artifact
 from gwatch.inspect.demangle import demangle
 from gwatch.inspect.facts import KernelFacts, kernel_facts
 from gwatch.inspect.view import CubinView
+from gwatch.rewrite.sitemap import NOTE_NAME, SiteMap
+from gwatch.sass.cfg import word_at
+from gwatch.sass.isa import Decoded, isa_for
 
 _HOLDS_OFFSETS = frozenset({*OFFSET_SHAPES, Attr.INDIRECT_BRANCH_TARGETS, Attr.COOP_GROUP_MASK_REGIDS})
 FAILURES = ("registers", "spill", "vector-width", "any")
@@ -26,11 +30,12 @@ FAILURES = ("registers", "spill", "vector-width", "any")
 
 @dataclass(slots=True)
 class Version:
-    """A kernel in one of the artifacts."""
+    """A kernel in one of the artifacts. ``patched``: what gwatch put into it and what of it is compared, in words."""
 
     path: str
     view: CubinView
     kernel: KernelDef
+    patched: str = ""
 
     @property
     def arch(self) -> str:
@@ -142,11 +147,45 @@ def _versions(
         seen.add(item.data)
         try:
             view = CubinView.of(item.data, item.path)
-            out += [Version(item.path, view, k) for k in view.kernels if request.wants(k.name)]
+            patched = _leave_out_copy(view)
+            out += [
+                Version(item.path, view, k, patched.get(k.name, "")) for k in view.kernels if request.wants(k.name)
+            ]
         except GWatchError as error:
             unread.add(hashlib.sha256(item.data).digest())
             problems.append(Skipped(item.path, str(error)))
     return out
+
+
+def _leave_out_copy(view: CubinView) -> dict[str, str]:
+    """Of a kernel that gwatch patched, look only at the code that records: the untouched copy behind it, which runs
+    where nothing is recorded, would count everything twice. Returns a text for that kernel. Raises CubinError
+    [note-damaged], TraceError [site-map].
+    """
+    note = read_note(view.cubin.data, NOTE_NAME)
+    if note is None:
+        return {}
+    site_map = SiteMap.from_bytes(note)
+    kernel = next((item for item in view.kernels if item.name == site_map.kernel), None)
+    if kernel is None:
+        return {}
+    text, size = f"records {len(site_map.sites)} sites (gwatch)", view.arch.instruction_size
+    isa = isa_for(kernel.arch)
+
+    def decoded(index: int) -> Decoded:
+        return isa.decode(word_at(kernel.words, index), pc=index * size)
+
+    # The first branch is the prologue's, taken where nothing is to be recorded; code compiled anew has no copy.
+    branch = next((found for found in map(decoded, range(len(kernel.words))) if found.mnemonic == "BRA"), None)
+    copy = branch.target // size if branch is not None and branch.target is not None else 0
+    places = [copy + site.index for site in site_map.sites]
+    if not copy or any(
+        place >= len(kernel.words) or decoded(place).opcode not in site.instruction.split()
+        for place, site in zip(places, site_map.sites, strict=True)
+    ):
+        return {kernel.name: text}
+    view.end(kernel, copy)
+    return {kernel.name: f"{text}; the untouched copy of the code from {copy * size:#x} on is left out"}
 
 
 def _matched(
@@ -276,8 +315,8 @@ def _kernel_json(kernel: KernelDiff) -> dict[str, Any]:
     return {
         "name": kernel.name,
         "demangled": demangle(kernel.name),
-        "first": None if kernel.first is None else {"path": kernel.first.path, "arch": kernel.first.arch},
-        "second": None if kernel.second is None else {"path": kernel.second.path, "arch": kernel.second.arch},
+        "first": _version_json(kernel.first),
+        "second": _version_json(kernel.second),
         "verdict": kernel.verdict,
         "counts": {} if code is None else {fate.value: count for fate, count in code.counts.items()},
         "renaming": {} if code is None else dict(code.renaming),
@@ -298,6 +337,10 @@ def _kernel_json(kernel: KernelDiff) -> dict[str, Any]:
             if step.fate is not Fate.SAME
         ],
     }
+
+
+def _version_json(version: Version | None) -> dict[str, str] | None:
+    return None if version is None else {"path": version.path, "arch": version.arch, "patched": version.patched}
 
 
 def _change(change: Change) -> dict[str, Any]:

@@ -70,6 +70,8 @@ def _kernel(kernel: KernelDiff, context: int) -> Iterator[str]:
     for version, mark in ((kernel.first, "---"), (kernel.second, "+++")):
         if version is not None:
             yield f"{mark} {version.path} ({version.arch})"
+            if version.patched:
+                yield f"    {version.patched}"
     for change in kernel.resources:
         yield f"  {_change(change)}"
     for change in kernel.mix:

@@ -257,7 +257,10 @@ def _known(opcode: str) -> tuple[str, Access | None]:
 def indirect_targets(view: CubinView, kernel: KernelDef) -> dict[int, tuple[int, ...]]:
     """Byte address of each indirect branch -> byte addresses of its targets. Raises CubinError."""
     found = view.attribute(Attr.INDIRECT_BRANCH_TARGETS, kernel)
-    return {} if found is None else {b.branch: b.targets for b in nvinfo.indirect_branches(found)}
+    if found is None:
+        return {}
+    end = len(view.code(kernel)) * view.arch.instruction_size
+    return {b.branch: b.targets for b in nvinfo.indirect_branches(found) if b.branch < end}
 
 
 def _occupancy(

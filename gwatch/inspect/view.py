@@ -24,6 +24,11 @@ class CubinView:
 
     def __init__(self, cubin: Cubin) -> None:
         self.cubin = cubin
+        self._ends: dict[int, int] = {}
+
+    def end(self, kernel: KernelDef, count: int) -> None:
+        """Look at the first ``count`` instructions of a kernel only. To be said before its code is asked for."""
+        self._ends[kernel.section_index] = count
 
     @classmethod
     def of(cls, data: bytes, name: str = "cubin") -> CubinView:
@@ -94,7 +99,9 @@ class CubinView:
     @cached_property
     def _words(self) -> dict[int, npt.NDArray[np.uint64]]:
         """Code section -> its words, in the order of :attr:`whole`."""
-        return {kernel.section_index: kernel.words for kernel in self.kernels}
+        return {
+            kernel.section_index: kernel.words[: self._ends.get(kernel.section_index)] for kernel in self.kernels
+        }
 
     @cached_property
     def whole(self) -> Code:

@@ -7,9 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jsonschema
 import pytest
 
 from gwatch.cli.main import main
+from gwatch.cli.schema import schema_text
 
 FIXTURES = Path(__file__).resolve().parent.parent / "inspect" / "fixtures"
 ALIGNED, NARROW = str(FIXTURES / "triton/aligned.cubin"), str(FIXTURES / "triton/in_unaligned.cubin")
@@ -63,6 +65,12 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
     (kernel,) = data["kernels"]
     assert kernel["counts"] == {"same": 22, "control": 1, "target": 1, "changed": 2, "inserted": 6}
     assert {row["fate"] for row in kernel["instructions"]} == {"control", "target", "changed", "inserted"}
+
+
+@pytest.mark.parametrize("second", [NARROW, ALIGNED, str(FIXTURES / "narrow_sm_90.cubin"), str(FIXTURES / "libtwo.so")])
+def test_the_schema_holds_for_what_is_printed(second: str, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["diff", ALIGNED, second, "--json"])
+    jsonschema.validate(json.loads(capsys.readouterr().out), json.loads(schema_text("diff")))
 
 
 def test_as_a_module() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from gwatch.cuda.binary import Cubin
@@ -63,13 +64,17 @@ def test_a_traced_kernel_keeps_every_instruction(
     plan = plan_trace(Cubin.from_file(FIXTURES / name), kernel, [SassTraceSite(index) for index in sites])
     diff = difference(FIXTURES / name, plan.data, kernel, tmp_path)
     assert diff.code is not None
-    # The traced code is followed by an untouched copy: each original instruction is one of the two, the rest is new.
-    assert plan.rewritten.twin is not None
-    for step in diff.code.steps:
-        assert step.fate in UNTOUCHED | {Fate.INSERTED}
-        if step.first is not None:
-            assert step.second in (plan.rewritten.place_map[step.first], plan.rewritten.twin + step.first)
-    kept = sum(1 for step in diff.code.steps if step.first is not None)
-    assert kept == len(diff.items[0])
+    # The untouched copy behind the traced code is left out, and said to be.
+    assert plan.rewritten.twin is not None and diff.second is not None
+    address = plan.rewritten.twin * 16
+    assert diff.second.patched == (
+        f"records {len(sites)} sites (gwatch); the untouched copy of the code from {address:#x} on is left out"
+    )
+    assert {step.fate for step in diff.code.steps if step.first is not None} <= UNTOUCHED
+    places = {step.first: step.second for step in diff.code.steps if step.first is not None}
+    assert places == dict(enumerate(plan.rewritten.place_map.tolist()[: len(diff.items[0])]))
+    inserted = [step.second for step in diff.code.steps if step.fate is Fate.INSERTED]
+    assert inserted == np.flatnonzero(plan.rewritten.inserted).tolist()
+    assert not {change.name for change in diff.resources} & {"loops", "barriers", "tensor instructions"}
     registers = {c.name: (c.before, c.after) for c in diff.resources}["registers"]
     assert registers == (plan.rewritten.registers_before, plan.rewritten.registers_after)
