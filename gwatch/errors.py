@@ -13,13 +13,38 @@ from typing import ClassVar
 UNNAMED = "cubin"
 """What an image is called in messages that has no name of its own: bytes in memory."""
 
+_REPORT = "the report is damaged, or another program changed it: write it anew with File.render"
+_RING = "give what `gwatch rewrite` wrote, and the ring as it was copied back, with the launch's grid and block"
+_OPTION = "`gwatch trace --help` and do_trace's documentation list what can be asked for"
+_CURES = {
+    **dict.fromkeys(("bad-archive", "bad-report", "bad-iket", "bad-records", "bad-dimension"), _REPORT),
+    **dict.fromkeys(("no-run", "no-rows", "bad-range"), "widen --block, --warp, --tid, --stime or --etime"),
+    "bad-token": "copy the selection anew from the page",
+    **dict.fromkeys(("ring-format", "ring-geometry", "ring-file", "ring-corrupt", "site-map"), _RING),
+    "ring-window": "record fewer CTAs, or keep fewer records per thread",
+    "cta-outside": "blocks are counted from 0 in each direction",
+    **dict.fromkeys(("option-conflict", "option-range", "option-unknown", "tier-unknown", "clock-unknown"), _OPTION),
+    **dict.fromkeys(("kernel-pattern", "rule-syntax"), "put a backslash before characters that are meant literally"),
+    "rule-file": "the README of gwatch.inspect shows a file of rules",
+    "snippet-file": "give a text file of SASS lines",
+    **dict.fromkeys(("snippet-empty", "snippet-name"), "gwatch/rewrite/README.md shows a snippet"),
+    **dict.fromkeys(("argument-range", "argument-type"), "pass a value that fits the parameter's size"),
+    "arch-mismatch": "leave sass_arch out, or give the architecture that ran",
+    "handle-unknown": "launch through the driver or runtime API while gwatch watches",
+    "excluded-registers": "exclude registers that the architecture has",
+    "ptx-syntax": "give PTX as nvcc -ptx or Triton writes it",
+    **dict.fromkeys(("asm-target", "asm-kernel"), "write .target once and .kernel NAME before each kernel's lines"),
+    **dict.fromkeys(("anchor-no-pairs", "internal", "word-size"), "this is gwatch's fault: report it with the cubin"),
+}
+"""What to do about errors of a code, wherever they are raised without saying so."""
+
 
 class GWatchError(Exception):
     """Base class of all errors gwatch raises on purpose.
 
     ``code`` is stable across releases; ``message`` says what is wrong and where; ``hint`` says what to do;
-    ``candidates`` are values that would have been accepted, nearest first, where there are any. ``cure`` is the hint
-    of a class's errors that give none of their own.
+    ``candidates`` are values that would have been accepted, nearest first, where there are any. An error that gives no
+    hint of its own has its code's, or its class's ``cure``.
     """
 
     cure: ClassVar[str] = ""
@@ -27,7 +52,7 @@ class GWatchError(Exception):
     def __init__(self, code: str, message: str, hint: str = "", candidates: Iterable[str] = ()) -> None:
         self.code = code
         self.message = " ".join(message.split())
-        self.hint = " ".join((hint or self.cure).split())
+        self.hint = " ".join((hint or _CURES.get(code) or self.cure).split())
         self.candidates = tuple(candidates)
         super().__init__(str(self))
 
@@ -61,12 +86,16 @@ class CubinNotFound(CubinError, FileNotFoundError):
 class ParseError(GWatchError):
     """Text is not an instruction, a listing or a site description."""
 
+    cure = "write it as `gwatch disasm` prints it"
+
 
 class EncodeError(GWatchError):
     """A well-formed line has no exact instruction word (overflow, unknown form, hidden operand).
 
     ``token`` is the part of the line that is at fault, "" where it is the line as a whole.
     """
+
+    cure = "write it as `gwatch disasm` prints such an instruction"
 
     def __init__(
         self, code: str, message: str, hint: str = "", candidates: Iterable[str] = (), token: str = ""
@@ -78,9 +107,13 @@ class EncodeError(GWatchError):
 class DecodeError(GWatchError):
     """An instruction word means nothing that the tables know."""
 
+    cure = "`gwatch disasm --engine nvdisasm` shows whether NVIDIA's disassembler knows it"
+
 
 class KernelError(GWatchError, LookupError):
     """A kernel name or pattern matches nothing, or more than one kernel."""
+
+    cure = "`gwatch inspect` lists the kernels of a file"
 
 
 class SiteError(GWatchError, ValueError):
@@ -90,21 +123,31 @@ class SiteError(GWatchError, ValueError):
 class RegisterPressureError(GWatchError):
     """A snippet's registers cannot be had without breaking the kernel."""
 
+    cure = "ask for fewer or warp-level sites, or for a 32-bit value"
+
 
 class HazardError(GWatchError):
     """The hazard checker does not agree with a rewritten kernel."""
+
+    cure = "nothing was written; this is gwatch's fault: report it with the cubin"
 
 
 class UnsupportedError(GWatchError):
     """A kernel has a feature that gwatch does not rewrite, by name."""
 
+    cure = "choose another kernel: this one can be inspected, not changed safely"
+
 
 class ToolError(GWatchError):
     """An outside program or library (nvdisasm, driver, CUPTI) is missing or failed."""
 
+    cure = "`gwatch doctor` says what was looked for, and where"
+
 
 class LaunchError(GWatchError):
     """The driver refused a load, a launch or a copy, or the launch cannot be intercepted."""
+
+    cure = "see whether the launch works without gwatch; compute-sanitizer names a faulty access"
 
 
 class TraceError(GWatchError):

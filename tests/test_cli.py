@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from gwatch import errors
 from gwatch.cli.main import COMMANDS, main
 
 BAD = [
@@ -52,3 +54,20 @@ def test_every_command_counts_instructions_without_the_padding(capsys: pytest.Ca
     assert "84 instructions and 12 NOPs of padding" in said("rewrite", "--list")
     assert "instructions 0..83 (" in said("rewrite", "--site", "99", "-o", "out.cubin")
     assert len(json.loads(said("disasm", "--json"))["kernels"][0]["instructions"]) == 84 + 12
+
+
+def test_every_error_says_what_to_do() -> None:
+    """Each place that makes an error gives a hint, or its code or class has one."""
+    classes = {name: kind for name, kind in vars(errors).items() if isinstance(kind, type)}
+    silent = []
+    for path in (Path(errors.__file__).parent).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and len(node.args) == 2):
+                continue
+            kind, code = classes.get(node.func.id), node.args[0]
+            if kind is None or not issubclass(kind, errors.GWatchError) or any(k.arg == "hint" for k in node.keywords):
+                continue
+            text = code.value if isinstance(code, ast.Constant) else ""
+            if not kind(str(text), "").hint:
+                silent.append(f"{path.name}:{node.lineno} {text}")
+    assert silent == []

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from gwatch.rewrite.sitemap import SiteMap
 
 _SHOWN = 20
+_REPORTS = (".json", ".html", ".htm")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -70,6 +71,8 @@ def _region(text: str) -> tuple[int, int, str]:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command; 0 done, 3 when the ring holds no record."""
+    if args.output is not None and args.output.suffix.lower() not in (*_REPORTS, ".npz"):
+        raise UsageError("unknown-format", f"cannot write {args.output}", "name the file .npz, .json or .html")
     expect(args.ring, RING)
     expect(args.cubin, CUBIN, SITE_MAP)
     with naming(args.cubin, CubinError, TraceError):
@@ -77,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
     with naming(args.ring, TraceError):
         decoded, layout = _decoded(args, site_map)
     if args.output is not None:
-        if args.output.suffix.lower() in (".json", ".html", ".htm"):
+        if args.output.suffix.lower() in _REPORTS:
             _report(args.output, decoded, site_map, layout, args.region)
         else:
             _save(args.output, decoded)
@@ -98,7 +101,7 @@ def _decoded(args: argparse.Namespace, site_map: SiteMap) -> tuple[Decoded, Ring
 
     layout, duration, data = split_ring_file(_read(args.ring))
     if args.grid is not None and args.block is not None:
-        ctas = args.ctas or args.grid[0] * args.grid[1] * args.grid[2]
+        ctas = args.grid[0] * args.grid[1] * args.grid[2] if args.ctas is None else args.ctas
         layout = RingLayout(site_map.format, args.grid, args.block, ctas)
     if layout is None:
         raise TraceError(

@@ -49,7 +49,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the views asked for; 0, or 3 when the trace holds no record. Bad input raises GWatchError."""
     from gwatch._kinds import TRACE, expect
-    from gwatch.common.format import File
     from gwatch.common.format.jsonout import dump
 
     for path in (*args.report, *([args.diff] if args.diff is not None else [])):
@@ -62,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     narrowed = _narrow(full, args)
     before = None
     if args.diff is not None:
-        before = _narrow(_choose(File.load(args.diff), args.run)[0], args)
+        before = _narrow(_choose(_read(args.diff), args.run)[0], args)
     if args.json:
         utf8 = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
         text = dump(_summary(narrowed, full, before, report.runs), ascii_only=not utf8)
@@ -77,10 +76,17 @@ def run(args: argparse.Namespace) -> int:
 def _load(paths: list[str]) -> Any:
     from gwatch.common.format import File
     if len(paths) == 1:
-        return File.load(paths[0])
+        return _read(paths[0])
     names = [path.replace("\\", "/").rsplit("/", 1)[-1] for path in paths]
     # Equal file names (a folder per rank) are told apart by their paths.
-    return File.merge([File.load(path) for path in paths], names if len(set(names)) == len(names) else paths)
+    return File.merge([_read(path) for path in paths], names if len(set(names)) == len(names) else paths)
+
+
+def _read(path: str) -> Any:
+    from gwatch.common.format import File
+    from gwatch.errors import GWatchError, naming
+    with naming(path, GWatchError):
+        return File.load(path)
 
 
 def _check_output(path: str, force: bool) -> None:
