@@ -19,7 +19,7 @@ from gwatch.sass.cfg import Cfg, Flow
 from gwatch.sass.control import NO_SCOREBOARD, Control
 from gwatch.sass.flight import Flights
 from gwatch.sass.latency import UNKNOWN, LatencyTable, latency_class
-from gwatch.sass.scoreboards import Waits, producers, readiness
+from gwatch.sass.scoreboards import Waits, producers, readiness, result_board
 from gwatch.sass.uses import ALWAYS, CodeView, Key, Use, WordFacts
 
 BRANCH_STALL = 5
@@ -372,7 +372,7 @@ class Scheduler:
             mask = delay = 0
             for item in producers(self.cfg, self.view, self.waits, index, *key):
                 facts = self.view.facts(item.index)
-                board = int(self.view.control["write_scoreboard"][item.index])
+                board = result_board(self.view, item.index, key[0])
                 if facts.kind == "fixed":
                     delay = max(
                         delay, self.latency.settled(latency_class(facts.opcode), key[0]) - item.distance

@@ -26,7 +26,7 @@ from gwatch.sass.liveness import Liveness
 from gwatch.sass.motion import refuse_relative_returns, return_addresses
 from gwatch.sass.pcs import Computed, computed_returns
 from gwatch.sass.replay import step_of
-from gwatch.sass.scoreboards import Waits, producers
+from gwatch.sass.scoreboards import Waits, producers, result_board
 from gwatch.sass.uses import CodeView
 
 if TYPE_CHECKING:
@@ -396,7 +396,7 @@ class Surroundings:
         cost = 0
         for item in found:
             facts = self.view.facts(item.index)
-            board = int(self.view.control["write_scoreboard"][item.index])
+            board = result_board(self.view, item.index, "P")
             if facts.kind == "fixed":
                 cost = max(cost, latency.settled(latency_class(facts.opcode), "P") - item.distance)
             elif facts.kind == "async" or board == NO_SCOREBOARD:

@@ -25,7 +25,7 @@ import numpy as np
 from gwatch.sass.cfg import OUTSIDE, Cfg, Flow
 from gwatch.sass.control import NO_SCOREBOARD
 from gwatch.sass.flight import reads_late
-from gwatch.sass.scoreboards import IN_ORDER, unit_of
+from gwatch.sass.scoreboards import IN_ORDER, result_board, unit_of
 from gwatch.sass.uses import ALWAYS, CodeView, Key, WordFacts
 
 if TYPE_CHECKING:
@@ -578,7 +578,8 @@ class Replay:
         unit = "" if inserted else unit_of(facts.opcode)
         unit = unit if unit in IN_ORDER else ""
         for key in writes:
-            state.flying.add(Flying(writer if writer != NO_SCOREBOARD else NEVER, True, key, inserted, unit))
+            board = result_board(self.view, index, key[0])
+            state.flying.add(Flying(board if board != NO_SCOREBOARD else NEVER, True, key, inserted, unit))
         board = reader if reader != NO_SCOREBOARD else writer if writer != NO_SCOREBOARD else NEVER
         for key in reads - writes:
             # Predicates are read when the instruction issues.

@@ -25,6 +25,8 @@ _CONVERSIONS = frozenset({"MUFU", "POPC", "BREV", "FLO", "I2F", "F2I", "F2F", "F
 # So does the unit of shared memory and shuffles (compilers wait for a SHFL to have the LDS before it).
 _SHARED = frozenset({"LDS", "LDSM", "SHFL"})
 _SPECIAL = frozenset({"S2R", "S2UR"})
+# Variable where there are few such units (sm_75, sm_80 to sm_89, sm_120), of fixed latency elsewhere.
+_DOUBLE = frozenset({"DADD", "DMUL", "DFMA", "DSETP"})
 _DEPBAR = re.compile(r"(SB\d|gsb\d)\s*,\s*(0x[0-9a-f]+|\d+|UR\w+)")
 _SET = re.compile(r"\{([\d,\s]+)\}")
 
@@ -263,13 +265,24 @@ def readiness(
                         "choose a site behind the WARPGROUP.DEPBAR that waits for it",
                     )
             else:
-                mask |= _pending(cfg, view, waits, producer, index, f"{use.file}{register}")
+                mask |= _pending(cfg, view, waits, producer, index, use.file, f"{use.file}{register}")
     return Readiness(mask, delay)
 
 
-def _pending(cfg: Cfg, view: CodeView, waits: Waits, producer: Producer, index: int, name: str) -> int:
+def result_board(view: CodeView, index: int, file: str) -> int:
+    """The scoreboard that tells when a result in ``file`` of the instruction at ``index`` is there, or NO_SCOREBOARD.
+
+    An atomic's predicate is there when its sources have been read: compilers wait for that (``ATOM P0, RZ, …``).
+    """
+    writer = int(view.control["write_scoreboard"][index])
+    if writer == NO_SCOREBOARD and file == "P":
+        return int(view.control["read_scoreboard"][index])
+    return writer
+
+
+def _pending(cfg: Cfg, view: CodeView, waits: Waits, producer: Producer, index: int, file: str, name: str) -> int:
     """The scoreboards that still cover the variable-latency ``producer`` at ``index``, as a wait mask."""
-    board = int(view.control["write_scoreboard"][producer.index])
+    board = result_board(view, producer.index, file)
     if board != NO_SCOREBOARD:
         return 0 if producer.waited >> board & 1 else 1 << board
     mask = _covering(cfg, view, waits, producer.index, index)
@@ -287,13 +300,13 @@ def _pending(cfg: Cfg, view: CodeView, waits: Waits, producer: Producer, index: 
 def unit_of(opcode: str) -> str:
     """The unit that completes instructions of this opcode in order."""
     name = latency_class(opcode)
-    for unit, names in (("XU", _CONVERSIONS), ("SHARED", _SHARED), ("SPECIAL", _SPECIAL)):
+    for unit, names in (("XU", _CONVERSIONS), ("SHARED", _SHARED), ("SPECIAL", _SPECIAL), ("DOUBLE", _DOUBLE)):
         if name in names:
             return unit
     return name
 
 
-IN_ORDER = frozenset({"XU", "SHARED", "SPECIAL"})
+IN_ORDER = frozenset({"XU", "SHARED", "SPECIAL", "DOUBLE"})
 """Units whose results compilers leave without a scoreboard where a later one of the same unit has one."""
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from gwatch.cuda.binary import Cubin
 from gwatch.errors import GWatchError, SiteError, UnsupportedError
 from gwatch.sass.cfg import Cfg, build_cfg
+from gwatch.sass.control import Control
 from gwatch.sass.isa import isa_for
 from gwatch.sass.latency import latency_class, latency_for
 from gwatch.sass.scoreboards import ScoreboardUse, Waits, producers, readiness
@@ -30,6 +32,20 @@ def test_unused_boards_come_first_and_counted_ones_never() -> None:
     assert use.choose(frozenset({3})) == 2
     with pytest.raises(UnsupportedError, match=r"\[scoreboards\]"):
         ScoreboardUse((0,) * 6, (0,) * 6, frozenset(range(6))).choose()
+
+
+def test_an_atomics_predicate_is_announced_by_the_scoreboard_of_its_sources() -> None:
+    isa = isa_for("sm_90")
+    atomic = "ATOM.E.ADD.F16x2.RN.STRONG.GPU P0, RZ, desc[UR8][R2.64], R5"
+    words = [
+        isa.encode(atomic, control=Control(1, 1, 7, 2, 0, 0)),
+        isa.encode("@P0 EXIT", control=Control(5, 1, 7, 7, 0, 0), pc=16),
+    ]
+    view = CodeView(isa, np.array([(word & (1 << 64) - 1, word >> 64) for word in words], np.uint64))
+    cfg = build_cfg(isa, view.words)
+    (guard,) = [use for use in view.facts(1).reads() if use.file == "P"]
+    need = readiness(cfg, view, Waits(view), latency_for("sm_90"), 1, guard, "ISETP")
+    assert need.wait_mask == 1 << 2
 
 
 def test_counted_depbars_of_the_corpus_are_recognised(corpus_sm90: list[Path]) -> None:
