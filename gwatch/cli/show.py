@@ -19,7 +19,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     narrow.add_argument("--block", metavar="RANGES", help="linear block ids")
     narrow.add_argument("--cluster", metavar="RANGES", help="clusters of blocks, numbered like blocks")
     narrow.add_argument("--warp", metavar="RANGES", help="warps within their block")
-    narrow.add_argument("--stime", metavar="T", help="keep what ends at or after this time")
+    narrow.add_argument("--stime", metavar="T", help="keep what ends at or after this time: +17.6us or 17600ns count "
+                        "from the run's first record, as all views do (also +9000, in ns or, with the sm clock, "
+                        "cycles: +17.6kcyc); a plain integer is an absolute time as recorded")
     narrow.add_argument("--etime", metavar="T", help="keep what starts at or before this time")
     views = parser.add_argument_group("views (default: header, tables, pipeline, timeline)")
     views.add_argument("--stats", action="store_true", help="the three tables in full")
@@ -31,7 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     views.add_argument("--iterations", action="store_true", help="loops: period, pipelining, slack between roles")
     views.add_argument("--roles", action="store_true", help="who waits for whom, on what, where")
     views.add_argument("--source", action="store_true", help="sites in code order, with times")
-    views.add_argument("--diff", metavar="REPORT", help="compare with another report: it is before, this is after")
+    views.add_argument("--diff", metavar="REPORT", help="compare with another report: it is before, this is after; "
+                       "exit code 1 when they are of different kernels or no scope ran in both")
     views.add_argument("--longest-bubble", action="store_true", help="the ten longest bubbles")
     views.add_argument("--longest", metavar="SCOPE", help="the ten longest intervals of a scope")
     parser.add_argument("--sample", metavar="N", help="rows in the timeline (default 32, beside a list of runs 16; "
@@ -47,7 +50,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the views asked for; 0, or 3 when the trace holds no record. Bad input raises GWatchError."""
+    """Print the views asked for; 0, 1 where ``--diff`` compares different kernels or nothing, or 3 when the trace holds
+    no record. Bad input raises GWatchError."""
     from gwatch._kinds import TRACE, expect
     from gwatch.common.format.jsonout import dump
 
@@ -59,18 +63,35 @@ def run(args: argparse.Namespace) -> int:
     full, number = _choose(report, args.run)
     sample = _integer(args.sample, "--sample", 0) if args.sample is not None else None
     narrowed = _narrow(full, args)
-    before = None
-    if args.diff is not None:
-        before = _narrow(_choose(_read(args.diff), args.run)[0], args)
+    _check_scope(narrowed, args.longest)
+    compared = _compare(full, narrowed, args) if args.diff is not None else None
     if args.json:
         utf8 = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
-        text = dump(_summary(narrowed, full, before, report.runs), ascii_only=not utf8)
+        summary = _summary(narrowed, full, compared, report.runs) | _asked(narrowed, args)
+        text = dump(summary, ascii_only=not utf8)
         print(text.encode("utf-8", "backslashreplace").decode("utf-8"))
     else:
-        print("\n".join(_views(narrowed, full, before, number, report.runs, sample, args)))
+        print("\n".join(_views(narrowed, full, compared, number, report.runs, sample, args)))
     if args.output is not None:
         report.render(args.output)
-    return 0 if len(full.trace) else 3
+    if not len(full.trace):
+        return 3
+    return 1 if compared is not None and not (compared["kernels"]["same"] and compared["scopes"]) else 0
+
+
+def _compare(full: Any, narrowed: Any, args: argparse.Namespace) -> dict[str, Any]:
+    """The run beside that of ``--diff``, narrowed alike; the verdicts are those of the whole runs."""
+    from gwatch.common.format.compare import compare_runs
+    before = _choose(_read(args.diff), args.run)[0]
+    return {"verdicts": {"before": before.analysis["verdict"], "after": full.analysis["verdict"]},
+            **compare_runs(_narrow(before, args), narrowed)}
+
+
+def _check_scope(run: Any, scope: str | None) -> None:
+    from gwatch.errors import TraceError
+    if scope is not None and scope not in run.labels:
+        raise TraceError("no-scope", f"there is no scope {scope!r}",
+                         "the scopes are " + (", ".join(run.labels) or "none: the trace has no regions"), run.labels)
 
 
 def _load(paths: list[str]) -> Any:
@@ -131,14 +152,13 @@ def _narrow(run: Any, args: argparse.Namespace) -> Any:
     if any(text is not None for text in (args.tid, args.block, args.warp, args.cluster)):
         run = select.select_rows(run, args.tid, args.block, args.warp, args.cluster)
     if args.stime is not None or args.etime is not None:
-        start = _integer(args.stime, "--stime") if args.stime is not None else None
-        end = _integer(args.etime, "--etime") if args.etime is not None else None
+        start = select.parse_time(args.stime, "--stime", run) if args.stime is not None else None
+        end = select.parse_time(args.etime, "--etime", run, up=True) if args.etime is not None else None
         run = select.keep_time(run, start, end)
     return run
 
 
-def _summary(run: Any, full: Any, before: Any, runs: list[Any]) -> dict[str, Any]:
-    from gwatch.common.format.compare import compare_runs
+def _summary(run: Any, full: Any, compared: dict[str, Any] | None, runs: list[Any]) -> dict[str, Any]:
     from gwatch.common.format.findings import findings
     from gwatch.common.format.iterations import iteration_table, slack_table
     from gwatch.common.format.waits import role_table, wait_scopes, wait_table
@@ -155,25 +175,35 @@ def _summary(run: Any, full: Any, before: Any, runs: list[Any]) -> dict[str, Any
             "wait_scopes": wait_scopes(run),
             "iterations": iteration_table(run), "slack": slack_table(run),
             **({"runs": [{"source": r.source, "kernel_prototype": r.kernel} for r in runs]} if len(runs) > 1 else {}),
-            **({"diff": compare_runs(before, run)} if before is not None else {})}
+            **({"diff": compared} if compared is not None else {})}
 
 
-def _views(run: Any, full: Any, before: Any, number: int, runs: list[Any], sample: int | None,
+def _asked(run: Any, args: argparse.Namespace) -> dict[str, Any]:
+    """The tables that are made only where their view is asked for."""
+    from gwatch.common.format import analysis, views
+    found: dict[str, Any] = {}
+    if args.longest_bubble:
+        found["longest_bubbles"] = analysis.longest_bubbles(run.cover, run.scope, run.labels, run.trace, views.LONGEST)
+    if args.longest is not None:
+        found["longest"] = views.longest_table(run, args.longest)
+    if args.outliers:
+        found["outliers"] = views.outlier_table(run)
+    return found
+
+
+def _views(run: Any, full: Any, compared: dict[str, Any] | None, number: int, runs: list[Any], sample: int | None,
            args: argparse.Namespace) -> list[str]:
     from gwatch.common.format import timeline, views, views_more
     from gwatch.common.format.text import Style
-    from gwatch.errors import TraceError
     terminal = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
     style = Style(args.human or (terminal and (sys.stdout.encoding or "").lower().startswith("utf")),
                   args.human or (terminal and not os.environ.get("NO_COLOR")))
-    if args.longest is not None and args.longest not in run.labels:
-        raise TraceError("no-scope", f"there is no scope {args.longest!r}",
-                         "the scopes are " + (", ".join(run.labels) or "none: the trace has no regions"),
-                         run.labels)
     chosen = (args.stats, args.timeline, args.bubbles, args.concurrency, args.outliers, args.longest_bubble,
-              args.longest is not None, args.findings, args.roles, args.iterations, args.source, before is not None)
+              args.longest is not None, args.findings, args.roles, args.iterations, args.source, compared is not None)
     default = not any(chosen)
-    blocks = [views.verdict_lines(full.analysis["verdict"], style), views.header(run, number, len(runs), style)]
+    verdict = (views.verdict_lines(full.analysis["verdict"], style) if compared is None
+               else views_more.both_verdicts(compared, style))
+    blocks = [verdict, views.header(run, number, len(runs), style)]
     if default:
         blocks.append(views_more.runs_view(runs, style))
     if default or args.findings:
@@ -186,9 +216,9 @@ def _views(run: Any, full: Any, before: Any, number: int, runs: list[Any], sampl
     if default or args.bubbles:
         blocks.append(views.pipeline_view(run, style))
     if args.bubbles or args.longest_bubble:
-        blocks.append(views.bubbles_view(run, style, 10 if args.longest_bubble else 5))
-    if before is not None:
-        blocks.append(views_more.diff_view(before, run, style))
+        blocks.append(views.bubbles_view(run, style, views.LONGEST if args.longest_bubble else 5))
+    if compared is not None:
+        blocks.append(views_more.diff_view(compared, style))
     if args.roles:
         blocks.append(views_more.roles_view(run, style))
     if args.iterations:
@@ -210,16 +240,37 @@ def _views(run: Any, full: Any, before: Any, number: int, runs: list[Any], sampl
 
 
 def _next(run: Any, args: argparse.Namespace, number: int, style: Any) -> list[str]:
-    """Commands worth running next, ready to paste."""
-    base = "gwatch show " + " ".join(map(shlex.quote, args.report)) + (f" --run {number}" if number else "")
+    """Commands worth running next, ready to paste; none that shows no more than this one."""
+    base = ["show", *args.report, *(["--run", str(number)] if number else [])]
     a = run.analysis
-    commands = []
-    if len(run.roles) > 1 and a["longest_bubbles"] and not args.roles:
-        commands.append(f"{base} --roles")
+    more: list[list[str]] = []
+    if len(run.roles) > 1 and a["longest_bubbles"]:
+        more.append(["--roles"])
     if a["longest_bubbles"]:
         block = int(run.trace.rows.block[a["longest_bubbles"][0]["row"]])
-        commands += [f"{base} --longest-bubble", f"{base} --block {block} --timeline --bubbles"]
+        more += [["--longest-bubble"], ["--block", str(block), "--timeline", "--bubbles"]]
     if a["scope_stats"]:
-        commands.append(f"{base} --longest {shlex.quote(a['scope_stats'][0]['scope_label'])}")
-    commands.append(f"{base} --json")
+        more.append(["--longest", a["scope_stats"][0]["scope_label"]])
+    if a["region_stats"]:
+        more.append(["--source"])
+    more.append(["--json"])
+    shown = _settings(args)
+    commands = [shlex.join(["gwatch", *base, *words]) for words in more if not _settings_of(words) <= shown]
     return [style.bold("Next"), *(f"  {style.clean(command)}" for command in commands)]
+
+
+def _settings(args: argparse.Namespace) -> set[tuple[str, Any]]:
+    """What a command line asks for beyond the defaults."""
+    defaults = vars(_parsed([]))
+    return {(name, value) for name, value in vars(args).items()
+            if name in defaults and name != "report" and value != defaults[name]}
+
+
+def _settings_of(words: list[str]) -> set[tuple[str, Any]]:
+    return _settings(_parsed(words))
+
+
+def _parsed(words: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    return parser.parse_args(["report", *words])

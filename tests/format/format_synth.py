@@ -78,7 +78,7 @@ def result_of(rows: dict[tuple[int, int], list[tuple[int, int]]], grid: tuple[in
     result: dict[str, Any] = {
         "kernel_prototype": "_Z4gemmPKfS0_Pf",
         "compile_results": {
-            "instrumentation_level": "sass", "clock_type": "gpu", "record_shape": "site",
+            "instrumentation_level": "sass", "clock_type": overrides.get("clock_type", "gpu"), "record_shape": "site",
             "record_granularity": "warp", "origin_reg_used [avg]": 168, "trace_reg_used [avg]": 168},
         "grid_dim": grid, "block_dim": block, "trace_results": [], "oe_results": {}, "records": records,
         "clock_type": "gpu", "sites": SITES, "outputs": "identical", "dropped": dropped, "warnings": [],

@@ -11,6 +11,7 @@ from format_synth import REGIONS, ROLES, result_of, specialised
 from gwatch.cli.main import main
 from gwatch.common.format import File, Section_IntraKernelTrace
 from gwatch.common.format.findings import findings
+from gwatch.common.format.iterations import slack_table
 from gwatch.common.format.run import run_of
 from gwatch.common.format.waits import wait_scopes, waiting_shares
 
@@ -66,13 +67,28 @@ def test_a_slow_producer_is_waited_for(seed):
     e = found[0].evidence
     assert (e["role"], e["waits_for"], e["scope"]) == ("Math", "Copy", "load")
     assert 0.3 < e["share"] < 0.5
-    assert "Math waits" in found[0].text and "Copy (load)" in found[0].text
+    assert "Math waits" in found[0].text and "Copy (load, gemm.cu:21 to gemm.cu:24)" in found[0].text
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_heavy_consumer_is_waited_for(seed):
     found = findings(run_of(pipeline(seed, math=180), REGIONS[:2], {"load": "Copy", "math": "Math"}))
     assert [(f.code, f.evidence["role"], f.evidence["waits_for"]) for f in found] == [("role-waits", "Copy", "Math")]
+
+
+def test_iterations_and_findings_agree_on_who_sets_the_pace():
+    for arguments, pace in (({"stages": 1}, "each other"), ({"load": 170}, "producer"), ({"math": 180}, "consumer")):
+        (entry,) = slack_table(run_of(pipeline(**arguments), REGIONS[:2], {"load": "Copy", "math": "Math"}))
+        assert (entry["producer"], entry["consumer"], entry["pace"]) == ("load", "math", pace)
+
+
+def test_a_tail_of_one_slow_block_is_told_with_it():
+    run = run_of(pipeline(slow_block=7, load=260), REGIONS[:2], {"load": "Copy", "math": "Math"})
+    assert [f.code for f in findings(run)] == ["slow-block", "role-waits"]
+    slow = findings(run)[0]
+    others = int(run.intervals.end[run.trace.rows.block[run.intervals.row] != 7].max())
+    assert slow.evidence["others_end"] == others and slow.evidence["tail_share"] > 0.5
+    assert f"all others end by +{(others - run.zero) / 1000:.2f}µs" in slow.text
 
 
 def test_one_stage_makes_both_take_turns():
@@ -152,7 +168,7 @@ def test_an_epilogue_that_nothing_hides_is_named():
 
 def test_a_slow_block_is_named_with_its_sm():
     found = findings(run_of(pipeline(slow_block=17), REGIONS[:2], {"load": "Copy", "math": "Math"}))
-    assert [f.code for f in found] == ["slow-block", "tail"]
+    assert [f.code for f in found] == ["slow-block"]
     first = found[0]
     assert (first.evidence["block"], first.evidence["smid"]) == (17, 17)
     assert 2.5 < first.evidence["ratio"] < 3.2

@@ -9,14 +9,24 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jsonschema
 import numpy as np
 import pytest
 from format_synth import REGIONS, ROLES, many, result_of, specialised
 
 from gwatch.cli.main import main
+from gwatch.cli.schema import schema_text
 from gwatch.common.format import File, Section, Section_IntraKernelTrace
 from gwatch.common.format.run import run_of
-from gwatch.common.format.select import apply_selection, format_token, kernel_tag, parse_ranges, parse_token
+from gwatch.common.format.select import (
+    apply_selection,
+    format_token,
+    kernel_tag,
+    parse_ranges,
+    parse_time,
+    parse_token,
+    ranges_text,
+)
 from gwatch.common.format.text import duration
 from gwatch.errors import TraceError
 
@@ -105,6 +115,130 @@ def test_json_stands_alone_and_has_every_table(tmp_path, capsys):
     assert data["verdict"]["trustworthy"] == "no"
     full = json.loads(show(capsys, path, "--json")[1])
     assert (full["filtered"], full["n_records"]) == (False, 4 * 8 * 9)
+
+
+@pytest.fixture(scope="module")
+def show_schema():
+    return jsonschema.Draft202012Validator(json.loads(schema_text("show")))
+
+
+@pytest.mark.parametrize("flags", [
+    [], ["--stats"], ["--timeline"], ["--bubbles"], ["--concurrency"], ["--outliers"], ["--findings"], ["--iterations"],
+    ["--roles"], ["--source"], ["--longest-bubble"], ["--longest", "math"], ["--diff", "other.json"],
+    ["--block", "1", "--stime", "+200", "--etime", "+900"], ["more.json"]])
+@pytest.mark.parametrize("result", [
+    specialised(blocks=3, warps=4, iterations=5), specialised(blocks=3, warps=4, iterations=5, keep=7, clock_type="sm"),
+    specialised(blocks=3, warps=4, iterations=5, cost_per_record=None, slowdown=None, occupancy=None)])
+def test_json_fits_the_schema_of_show(flags, result, tmp_path, capsys, monkeypatch, show_schema):
+    path = saved(tmp_path, result)
+    saved(tmp_path, result, name="other.json")
+    saved(tmp_path, result, name="more.json")
+    monkeypatch.chdir(tmp_path)
+    code, out, _ = show(capsys, path, *flags, "--json")
+    assert code == 0
+    show_schema.validate(json.loads(out))
+
+
+def test_json_has_the_tables_that_were_asked_for(tmp_path, capsys, show_schema):
+    path = saved(tmp_path, specialised())
+    code, out, _ = show(capsys, path, "--json", "--longest", "store", "--outliers", "--longest-bubble")
+    data = json.loads(out)
+    show_schema.validate(data)
+    assert code == 0 and len(data["longest"]) == len(data["longest_bubbles"]) == 10
+    assert data["longest"][0]["duration"] == next(
+        s["max"] for s in data["scope_stats"] if s["scope_label"] == "store")
+    assert data["outliers"]["rows"] == 32 and data["outliers"]["count"] == len(data["outliers"]["outliers"])
+    with pytest.raises(jsonschema.ValidationError):
+        show_schema.validate({**data, "unheard": 1})
+    assert show(capsys, path, "--json", "--longest", "nope")[0] == 2
+
+
+def test_times_can_be_fed_back(tmp_path, capsys):
+    path = saved(tmp_path, specialised())
+    full = json.loads(show(capsys, path, "--json")[1])
+    out = show(capsys, path, "--longest-bubble")[1]
+    row, at = re.search(r"^(b\d w\d) +\d+ ns +(\+\S+)", out, re.MULTILINE).groups()
+    block = row.split()[0][1:]
+    assert show(capsys, path, "--block", block, "--longest-bubble")[1].count(at) >= 1
+    code, out, _ = show(capsys, path, "--block", block, "--stime", at, "--etime", at, "--timeline")
+    assert code == 0 and f"from {at})" in out
+    zero = full["t_zero"]
+    assert zero == full["t_min"]
+    ways = [("+1us", zero + 1000), ("1000ns", zero + 1000), ("+1000", zero + 1000), (str(zero + 1000), zero + 1000),
+            ("+ 0.0005 ms", zero + 500), ("+.5us", None), ("0.5", None), ("+1kcyc", None), ("-1us", None),
+            ("+1e3", None)]
+    counts = set()
+    for text, wanted in ways:
+        code, out, err = show(capsys, path, f"--stime={text}", "--json", "--block", "3")
+        if wanted is None:
+            assert code == 2 and json.loads(out)["code"] == "bad-number" and "run's first record" in err
+            continue
+        assert parse_time(text, "", run_of(specialised())) == wanted
+        if wanted == zero + 1000:
+            counts.add(json.dumps(json.loads(out)["scope_stats"]))
+        assert json.loads(out)["t_zero"] == zero < json.loads(out)["t_min"]
+    assert len(counts) == 1
+    cycles = run_of(specialised(clock_type="sm"))
+    assert parse_time("+1.25 k cyc", "", cycles) == cycles.zero + 1250
+    assert parse_time("+1.2505kcyc", "", cycles, up=True) == cycles.zero + 1251
+
+
+def test_a_waiting_row_does_not_look_busy(tmp_path, capsys):
+    # Ten periods of 910: row 0 works through, row 1 works 300 of each, row 2 600 of each; a column is 100 wide.
+    rows = {(0, w): [event for i in range(10) for event in ((0, 910 * i), (1, 910 * i + busy))]
+            for w, busy in enumerate((910, 300, 600))}
+    for events in rows.values():
+        events += [(0, 9100), (1, 9100)]
+    path = saved(tmp_path, result_of(rows, (1, 1, 1), (96, 1, 1)), regions=REGIONS[:1], roles=None)
+    lines = show(capsys, path, "--timeline")[1].split("Timeline")[1].split("\n\n")[0].splitlines()
+    assert "- in scopes less than half of the cell" in lines[1]
+    cells = [line.split()[2] for line in lines[2:5]]
+    assert [line.split()[3] for line in lines[2:5]] == ["100%", "33%", "66%"]
+    assert [len(row) for row in cells] == [91] * 3
+    assert cells[0].count("#") == 91 and abs(cells[1].count("#") - 30) <= 3 and abs(cells[2].count("#") - 60) <= 3
+    wide = {(0, 0): [event for i in range(2000) for event in ((0, 100 * i), (1, 100 * i + 30))]}
+    path = saved(tmp_path, result_of(wide, (1, 1, 1), (32, 1, 1)), regions=REGIONS[:1], roles=None)
+    row = show(capsys, path, "--timeline")[1].split("Timeline")[1].splitlines()[2].split()
+    assert set(row[2]) == {"-"} and row[3] == "30%"
+
+
+@pytest.mark.parametrize("flags", [["--longest-bubble"], ["--roles"], ["--source"], ["--longest", "math"],
+                                   ["--block", "0", "--timeline", "--bubbles"], ["--roles", "--source"]])
+def test_next_never_suggests_itself(flags, tmp_path, capsys):
+    path = saved(tmp_path, specialised())
+    commands = show(capsys, path, *flags)[1].split("\nNext\n")[1].splitlines()
+    own = [["--roles"], ["--source"]] if len(flags) == 2 and flags[0] == "--roles" else [flags]
+    assert len(commands) >= 3
+    assert not any(line.split()[3:] in own for line in commands)
+
+
+def test_empty_filters_say_what_there_is(tmp_path, capsys):
+    path = saved(tmp_path, specialised(blocks=24))
+    code, out, err = show(capsys, path, "--block", "99", "--json")
+    assert code == 2 and "recorded are blocks 0-23, warps 0-7" in err
+    assert json.loads(out)["candidates"] == ["--block 0-23", "--warp 0-7"]
+    assert ranges_text(np.array([5, 1, 2, 3, 9])) == "1-3,5,9"
+    assert ranges_text(np.arange(0, 40, 2), 8) == "0,2,4,6,8,10,12,14, …"
+
+
+def test_occupancy_and_cost_are_explained(tmp_path, capsys):
+    given = {"occupancy": {"before": 8, "after": 6, "needed": 1}, "cost_per_record": None,
+             "slowdown": {"median": 1.152, "low": 0.9, "high": 1.4, "noise": 0.396, "passes": 5}}
+    _, out, _ = show(capsys, saved(tmp_path, specialised(**given)))
+    assert "8->6 CTAs/SM (1 needed)" in out.splitlines()[0]
+    assert "Occupancy      8->6 CTAs fit an SM, the grid has 1 for each: as many run at once as before" in out
+    assert "Record cost    not known: the extra time (+15.2%) does not stand out of the noise (39.6%)" in out
+    assert "slowdown 1.152 may be noise (0.396 in 5 passes): trace with --passes 25 (do_trace: passes=25)" in out
+    given["occupancy"]["needed"] = 7
+    _, out, _ = show(capsys, saved(tmp_path, specialised(**given)))
+    assert out.startswith("trustworthy: no") and "Occupancy  " not in out
+    assert "  - occupancy fell from 8 to 6 CTAs/SM: fewer run at once, and the grid has 7 for each SM" in out
+    reasons = {"sampled": {"sampled": {"ctas": 1, "of": 4}, "slowdown": {"median": 2.0, "noise": 0.0}},
+               "not measured": {"slowdown": None}, "worked out": {"slowdown": {"median": 2.0, "noise": 0.0}}}
+    for word, more in reasons.items():
+        unknown = json.loads(show(capsys, saved(tmp_path, specialised(cost_per_record=None, **more)), "--json")[1])
+        assert {"sampled": "only some CTAs"}.get(word, word) in unknown["cost_unknown"]
+    assert json.loads(show(capsys, saved(tmp_path, specialised()), "--json")[1])["cost_unknown"] is None
 
 
 def test_a_token_narrows_show_and_json_alike(tmp_path, capsys):

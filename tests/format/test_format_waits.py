@@ -9,6 +9,7 @@ import pytest
 from format_synth import REGIONS, ROLES, result_of, specialised
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_format_findings import pipeline
 
 from gwatch.cli.main import main
 from gwatch.common.format import File, Section_IntraKernelTrace
@@ -136,6 +137,34 @@ def test_show_compares_and_lists(tmp_path, capsys):
     assert main(["show", paths[0], "--roles", "--source"]) == 0
     out = capsys.readouterr().out
     line = next(x for x in out.splitlines() if x.startswith("Math Warp  math -> math"))
-    assert "Copy Warp load" in line
+    assert "Copy Warp load" in line and "gemm.cu:33 -> gemm.cu:31" in line
     assert "begins math" in out and "0x04d0" in out
     assert main(["show", paths[0], "--diff", str(tmp_path / "none.json")]) == 2
+
+
+def test_a_comparison_has_both_verdicts_waits_and_findings(tmp_path, capsys):
+    slow, fast = pipeline(load=260), {**pipeline(), "outputs": "differ: 3 of 9 bytes"}
+    d = compare_runs(run_of(slow, REGIONS, ROLES), run_of(fast, REGIONS, ROLES))
+    math = next(e for e in d["roles"] if e["role"] == "Math Warp")
+    assert math["share_before"] > math["share_after"] > 0
+    assert d["kernels"] == {"before": "_Z4gemmPKfS0_Pf", "after": "_Z4gemmPKfS0_Pf", "same": True}
+    assert "role-waits" in [f["code"] for f in d["findings"]["gone"]] and d["waits"][0]["role"] == "Math Warp"
+    back = compare_runs(run_of(fast, REGIONS, ROLES), run_of(slow, REGIONS, ROLES))
+    assert back["findings"]["new"] == d["findings"]["gone"] and back["findings"]["gone"] == []
+    for name, result in (("slow", slow), ("fast", fast), ("other", {**fast, "kernel_prototype": "another"})):
+        file, section = File(), Section_IntraKernelTrace()
+        section.add_run(result, REGIONS, ROLES)
+        file.add_section(section)
+        file.render(tmp_path / f"{name}.json")
+    after, before, other = (str(tmp_path / f"{name}.json") for name in ("fast", "slow", "other"))
+    assert main(["show", after, "--diff", before]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("after:  trustworthy: no") and lines[1].startswith("  - outputs differ")
+    assert lines[2].startswith("before: trustworthy: yes")
+    assert any(line.startswith("- gone [role-waits] Math Warp waits") for line in lines)
+    assert main(["show", after, "--diff", other]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "kernels differ: after is _Z4gemmPKfS0_Pf, before is another" and "exit code 1" in lines[1]
+    assert main(["show", after, "--diff", other, "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)["diff"]
+    assert found["kernels"]["same"] is False and found["verdicts"]["before"]["trustworthy"] == "no"

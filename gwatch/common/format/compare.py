@@ -14,7 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gwatch.common.format.analysis import percentile
+from gwatch.common.format.findings import Finding, findings
 from gwatch.common.format.run import Run
+from gwatch.common.format.waits import role_table, wait_scopes, wait_table
 from gwatch.errors import TraceError
 
 SIGNIFICANCE = 0.01
@@ -56,11 +58,14 @@ def _per_block(run: Run, label: str) -> tuple[NDArray[Any], NDArray[Any]]:
 
 
 def compare_runs(before: Run, after: Run) -> dict[str, Any]:
-    """{unit, span_before, span_after, scopes: [...], only_before, only_after}; scopes by change of total
-    time.
+    """{kernels, unit, span_before, span_after, scopes: [...], only_before, only_after, roles: [...], waits: [...],
+    findings}; scopes by change of total time.
 
-    ``change`` is the ratio of medians minus 1; ``verdict`` is "faster", "slower", "same" or "too few"
-    (blocks). Raises TraceError ``[other-unit]`` when one run counts cycles and the other nanoseconds.
+    ``kernels.same`` is whether both have one name: else the numbers compare different code. ``change`` is the ratio of
+    medians minus 1; ``verdict`` is "faster", "slower", "same" or "too few"
+    (blocks). ``roles`` and ``waits`` say which part of their lives rows wait, by role, and by what they wait for.
+    ``findings`` are "gone", "new" and "still" there. Raises TraceError ``[other-unit]`` when one run counts cycles and
+    the other nanoseconds.
     """
     if before.unit != after.unit:
         raise TraceError("other-unit", f"one run counts {before.unit}, the other {after.unit}",
@@ -83,5 +88,51 @@ def compare_runs(before: Run, after: Run) -> dict[str, Any]:
                        "p_value": p, "verdict": word})
     scopes.sort(key=lambda s: (-abs(s["total_after"] - s["total_before"]), s["scope_label"]))
     spans = [run.time_range[1] - run.time_range[0] for run in (before, after)]
-    return {"unit": before.unit, "span_before": spans[0], "span_after": spans[1], "scopes": scopes,
-            "only_before": sorted(ran[0] - ran[1]), "only_after": sorted(ran[1] - ran[0])}
+    return {"kernels": {"before": before.kernel, "after": after.kernel, "same": before.kernel == after.kernel},
+            "unit": before.unit, "span_before": spans[0], "span_after": spans[1], "scopes": scopes,
+            "only_before": sorted(ran[0] - ran[1]), "only_after": sorted(ran[1] - ran[0]),
+            "roles": _both(_waiting(before), _waiting(after)), "waits": _both(_waits(before), _waits(after)),
+            "findings": _findings(before, after)}
+
+
+def _waiting(run: Run) -> dict[tuple[str, ...], tuple[float, int]]:
+    """Role -> (part of its life outside scopes, that time in its mean row)."""
+    return {(r["role"],): (1 - r["active_share"], r["bubble"] // r["rows"]) for r in role_table(run)}
+
+
+def _waits(run: Run) -> dict[tuple[str, ...], tuple[float, int]]:
+    """(role, what it waits for) -> (part of the role's life, median wait): holes by what ended them, recorded waits by
+    their names."""
+    found: dict[tuple[str, ...], tuple[float, int]] = {}
+    for w in wait_table(run):
+        other = f"{w['released_by_role'] or ''} {w['released_by']}".strip() if w["released_by"] else ""
+        key = (w["role"], other)
+        share, median = found.get(key, (0.0, w["p50"]))
+        found[key] = share + w["share"], median
+    return found | {(w["role"], w["scope"]): (w["share"], w["p50"]) for w in wait_scopes(run)}
+
+
+def _both(before: dict[tuple[str, ...], tuple[float, int]],
+          after: dict[tuple[str, ...], tuple[float, int]]) -> list[dict[str, Any]]:
+    """One entry per key of either, largest change of share first; what one side lacks is None."""
+    table: list[dict[str, Any]] = []
+    for key in before.keys() | after.keys():
+        (share, time), (new_share, new_time) = before.get(key, (None, None)), after.get(key, (None, None))
+        table.append({**dict(zip(("role", "waits_for"), key, strict=False)), "share_before": share,
+                      "share_after": new_share, "time_before": time, "time_after": new_time})
+    table.sort(key=lambda e: (-abs((e["share_after"] or 0) - (e["share_before"] or 0)), e["role"],
+                              e.get("waits_for", "")))
+    return table
+
+
+def _findings(before: Run, after: Run) -> dict[str, list[dict[str, Any]]]:
+    old, new = ({_what(f): f for f in findings(run)} for run in (before, after))
+    return {"gone": [f.as_dict() for k, f in old.items() if k not in new],
+            "new": [f.as_dict() for k, f in new.items() if k not in old],
+            "still": [f.as_dict() for k, f in new.items() if k in old]}
+
+
+def _what(finding: Finding) -> tuple[Any, ...]:
+    """What a finding is about: two of one kind about the same roles and scopes are the same finding."""
+    e = finding.evidence
+    return finding.code, e.get("role"), e.get("waits_for"), e.get("scope"), tuple(e.get("roles") or ())

@@ -5,7 +5,7 @@ A finding is a place to look at, not a diagnosis. Rules are tuned to say nothing
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,15 +15,20 @@ from numpy.typing import NDArray
 from gwatch.common.format import analysis as tables
 from gwatch.common.format.iterations import LEAST
 from gwatch.common.format.run import Run
-from gwatch.common.format.text import duration, locator
-from gwatch.common.format.waits import WAITING, Waits, find_waits, wait_scopes, waiting_shares
+from gwatch.common.format.text import duration, locator, since
+from gwatch.common.format.waits import (
+    WAIT_SHARE,
+    WAITING,
+    Dependence,
+    dependences,
+    find_waits,
+    scope_places,
+    wait_scopes,
+    waiting_shares,
+)
 
-WAIT_SHARE = 0.20
-"""A role that spends this part of its lifetime in waits released by another role."""
 SERIAL_SHARE = 0.25
 """A scope that runs once in its rows, beside a loop, and takes this part of their lifetime."""
-WAIT_TIGHT = 0.5
-"""Such a wait counts when what released it ended in the last half of the wait: it was still needed then."""
 SLOW_BLOCK = 1.5
 """A block that takes this many times the median block's time, and stands out of their spread."""
 UNEVEN = 1.5
@@ -65,31 +70,16 @@ def findings(run: Run) -> list[Finding]:
     """All findings of a run, weightiest first; empty when nothing stands out."""
     if len(run.intervals) == 0:
         return []
-    slow = list(_slow_blocks(run))
+    tail = list(_tail(run))
+    slow = [_with_tail(run, finding, tail) for finding in _slow_blocks(run)]
     uneven = _uneven_rows(run, [f.evidence["block"] for f in slow])
-    rules = (_role_waits, _long_waits, _serial, _tail, _spread, _resolution, _probe_cost, _diverged)
-    found = [*slow, *uneven, *(finding for rule in rules for finding in rule(run))]
+    rules = (_role_waits, _long_waits, _serial, _spread, _resolution, _probe_cost, _diverged)
+    found = [*slow, *tail, *uneven, *(finding for rule in rules for finding in rule(run))]
     return sorted(found, key=lambda f: (-f.weight, f.code, f.text))
 
 
 def _role_waits(run: Run) -> Iterator[Finding]:
-    names, role = run.row_roles
-    waits = find_waits(run)
-    if len(names) < 2 or len(waits.row) == 0:
-        return
-    iv = run.intervals
-    per_row = run.per_row
-    length, slack = waits.end - waits.start, waits.end - iv.end[waits.released_by]
-    tight = (waits.released_by >= 0) & (slack <= WAIT_TIGHT * length)
-    found: dict[tuple[str, str], Finding] = {}
-    for who, name in enumerate(names):
-        life = int(per_row[role[per_row[:, 0]] == who, 3].sum())
-        for other, source in enumerate(names):
-            mine = np.flatnonzero(tight & (role[waits.row] == who) & (role[iv.row[waits.released_by]] == other))
-            total = int(length[mine].sum())
-            if life == 0 or len(mine) == 0 or total / life < WAIT_SHARE:
-                continue
-            found[name, source] = _wait_finding(run, waits, mine, name, source, total / life, slack[mine])
+    found = {pair: _wait_finding(run, *pair, dependence) for pair, dependence in dependences(run).items()}
     for (name, source), finding in found.items():
         back = found.get((source, name))
         if back is None:
@@ -102,9 +92,9 @@ def _turns(one: Finding, other: Finding) -> Finding:
     """Two roles that each wait for the other do not overlap."""
     a, b = one.evidence["role"], other.evidence["role"]
     return Finding(
-        "take-turns", f"{a} and {b} take turns: {a} waits {one.weight:.0%} of its life for {other.evidence['role']} "
-        f"({one.evidence['scope']}), {b} waits {other.weight:.0%} for {a} ({other.evidence['scope']}); one more buffer "
-        "between them would let them overlap", max(one.weight, other.weight),
+        "take-turns", f"{a} and {b} take turns: {a} waits {one.weight:.0%} of its life for {b} "
+        f"({one.evidence['scope']}), {b} {other.weight:.0%} for {a} ({other.evidence['scope']}); one more buffer "
+        "would let them overlap", max(one.weight, other.weight),
         {"roles": [a, b], "waits": [one.evidence, other.evidence]})
 
 
@@ -162,8 +152,8 @@ def _encloses(run: Run, mine: NDArray[np.int64], loop: NDArray[np.bool_]) -> boo
     return bool(((iv.start[others] >= start[row]) & (iv.end[others] <= end[row])).mean() > 0.5)
 
 
-def _wait_finding(run: Run, waits: Waits, mine: NDArray[np.int64], name: str, source: str, share: float,
-                  slack: NDArray[np.int64]) -> Finding:
+def _wait_finding(run: Run, name: str, source: str, found: Dependence) -> Finding:
+    waits, mine, share, slack = find_waits(run), found.waits, found.share, found.slack
     length = (waits.end - waits.start)[mine]
     scopes = run.scope[waits.released_by[mine]]
     label = run.labels[int(np.argmax(np.bincount(scopes, length)))]
@@ -171,11 +161,14 @@ def _wait_finding(run: Run, waits: Waits, mine: NDArray[np.int64], name: str, so
     median = tables.percentile(np.sort(slack), 0.5)
     where = locator(run.trace.rows, int(waits.row[worst]))
     longest = int(length.max())
+    lines = {end: scope_places(run, label, end == "last") for end in ("first", "last")}
+    at = f", {lines['first']} to {lines['last']}" if all(lines.values()) else ""
     return Finding(
-        "role-waits", f"{name} waits {share:.0%} of its life for {source} ({label}): {len(mine)} waits, going on "
+        "role-waits", f"{name} waits {share:.0%} of its life for {source} ({label}{at}): {len(mine)} waits, going on "
         f"{duration(median, run.unit)} (median) after it ends; longest {duration(longest, run.unit)} at {where} "
-        f"+{duration(int(waits.start[worst]) - run.time_range[0], run.unit)}", share,
-        {"role": name, "waits_for": source, "scope": label, "share": share, "count": len(mine),
+        f"{since(int(waits.start[worst]) - run.zero, run.unit)}", share,
+        {"role": name, "waits_for": source, "scope": label, "lines": list(lines.values()), "share": share,
+         "count": len(mine),
          "slack_p50": median, "longest": longest, "longest_row": int(waits.row[worst])})
 
 
@@ -233,15 +226,34 @@ def _uneven_rows(run: Run, slow_blocks: list[int]) -> Iterator[Finding]:
 
 
 def _tail(run: Run) -> Iterator[Finding]:
-    c = run.analysis["concurrency"]
-    bins = np.array(c["bins"])
-    if c["peak"] < MIN_GROUP:
-        return
-    busy = np.flatnonzero(bins * 2 >= c["peak"])
-    share = 1 - (int(busy[-1]) + 1) / len(bins)
+    share, peak = _tail_share(run.analysis["concurrency"])
     if share >= TAIL_SHARE:
-        yield Finding("tail", f"the last {share:.0%} of the span runs with less than half of the peak {c['peak']} rows",
-                      share / 2, {"share": share, "peak": c["peak"]})
+        yield Finding("tail", f"the last {share:.0%} of the span runs with less than half of the peak {peak} rows",
+                      share / 2, {"share": share, "peak": peak})
+
+
+def _tail_share(concurrency: Mapping[str, Any]) -> tuple[float, int]:
+    """(part of the span at its end with less than half of the peak, the peak); (0, peak) for few rows."""
+    bins, peak = np.array(concurrency["bins"]), int(concurrency["peak"])
+    if peak < MIN_GROUP:
+        return 0.0, peak
+    busy = np.flatnonzero(bins * 2 >= peak)
+    return 1 - (int(busy[-1]) + 1) / len(bins), peak
+
+
+def _with_tail(run: Run, slow: Finding, tail: list[Finding]) -> Finding:
+    """A slow block's finding; a tail that would not be there without the block is told with it, and no more alone."""
+    cover, rows = run.cover, run.trace.rows
+    others = rows.block[cover.row] != slow.evidence["block"]
+    if not tail or not others.any():
+        return slow
+    rest = tables.Coverage(*(getattr(cover, field)[others] for field in ("row", "start", "end", "first", "last")))
+    low, high = run.time_range[0], int(rest.end.max())
+    if _tail_share(tables.concurrency(rest, low, high))[0] >= TAIL_SHARE:
+        return slow
+    share = tail.pop().evidence["share"]
+    return Finding(slow.code, f"{slow.text}; all others end by {since(high - run.zero, run.unit)}, the rest of the "
+                   "span is its own", slow.weight, {**slow.evidence, "tail_share": share, "others_end": high})
 
 
 def _spread(run: Run) -> Iterator[Finding]:

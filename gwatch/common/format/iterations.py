@@ -15,6 +15,7 @@ import numpy as np
 from gwatch.common.format import analysis as tables
 from gwatch.common.format.losses import I64, starts_of
 from gwatch.common.format.run import Run
+from gwatch.common.format.waits import dependences
 
 LEAST = 3
 """Iterations in the median row that make a loop."""
@@ -80,8 +81,8 @@ def slack_table(run: Run) -> list[dict[str, Any]]:
     """Per (producer scope, consumer scope) of two roles that run equally often: slack, and who sets the pace.
 
     ``pace`` is "producer" where the median slack is at most ``TIGHT`` of the consumer's period, "consumer" from
-    ``LOOSE`` on, else "". Blocks whose counts differ are left out; ``blocks`` says how many were used. Smallest median
-    slack first.
+    ``LOOSE`` on, "each other" where the roles wait for one another (the finding ``take-turns``), else "". Blocks whose
+    counts differ are left out; ``blocks`` says how many were used. Smallest median slack first.
     """
     loops = {entry["scope_label"]: entry for entry in iteration_table(run)}
     result = []
@@ -126,6 +127,9 @@ def _slack(run: Run, producer: dict[str, Any], consumer: dict[str, Any]) -> dict
         return None
     median, period = tables.percentile(slack, 0.5), consumer["period_p50"]
     pace = "producer" if median <= TIGHT * period else "consumer" if median >= LOOSE * period else ""
+    pair = (producer["role"], consumer["role"])
+    if pace and all(way in dependences(run) for way in (pair, pair[::-1])):
+        pace = "each other"
     return {"producer": producer["scope_label"], "producer_role": producer["role"],
             "consumer": consumer["scope_label"], "consumer_role": consumer["role"], "blocks": int(good.sum()),
             "count": len(slack), "slack_p5": tables.percentile(slack, 0.05), "slack_p50": median,

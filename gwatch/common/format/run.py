@@ -17,7 +17,7 @@ from gwatch.common.format.losses import I32
 from gwatch.common.format.records import Geometry, Trace, from_records, from_rows, rebase_per_sm, triple
 from gwatch.common.format.regions import Intervals, PairCounts, Region, pair, parse_regions
 from gwatch.common.format.scopes import from_scopes, is_scope_shape
-from gwatch.common.format.verdict import Verdict, judge
+from gwatch.common.format.verdict import Verdict, cost_unknown, judge
 from gwatch.errors import TraceError
 
 EVIDENCE = ("outputs", "outputs_detail", "dropped", "slowdown", "cost_per_record", "registers", "occupancy",
@@ -73,6 +73,8 @@ class Run:
     record_shape: str = "site"
     window: tuple[int, int] | None = None
     """Only intervals that overlap this span of time count."""
+    first: int | None = None
+    """Time of the first record before the run was narrowed; None: it was not."""
     memory: dict[str, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
     """What other modules derived from the run and want again."""
 
@@ -90,9 +92,13 @@ class Run:
         return "warp" if bool((lanes < 0).all()) else "thread"
 
     @cached_property
+    def _whole(self) -> tuple[Intervals, tuple[PairCounts, ...]]:
+        return pair(self.trace, self.regions)
+
+    @cached_property
     def paired(self) -> tuple[Intervals, tuple[PairCounts, ...]]:
         """Intervals of all regions, and per region what did not pair."""
-        intervals, counts = pair(self.trace, self.regions)
+        intervals, counts = self._whole
         if self.window is not None:
             low, high = self.window
             intervals = intervals.take((intervals.end >= low) & (intervals.start <= high))
@@ -118,8 +124,10 @@ class Run:
 
     @cached_property
     def row_roles(self) -> tuple[list[str], I32]:
-        """(role names, per row the index of its role; -1 without any)."""
-        return tables.row_roles(self.intervals, self.scope, self.labels, self.roles, len(self.trace.rows))
+        """(role names, per row the index of its role; -1 without any). A row keeps its role in every window of time."""
+        whole = self._whole[0]
+        scope = tables.scope_of(whole, self.regions, self.labels)
+        return tables.row_roles(whole, scope, self.labels, self.roles, len(self.trace.rows))
 
     @property
     def cluster_dim(self) -> tuple[int, int, int] | None:
@@ -154,6 +162,11 @@ class Run:
         t = self.trace.time
         return (int(t.min()), int(t.max())) if len(t) else (0, 0)
 
+    @property
+    def zero(self) -> int:
+        """The time that all views count from: the run's first record, narrowed or not."""
+        return self.time_range[0] if self.first is None else self.first
+
     @cached_property
     def verdict(self) -> Verdict:
         regions = tables.region_stats(self.regions, self.paired[1])
@@ -182,6 +195,14 @@ class Run:
         if rows.tail_gap.any():
             made = max(made, int((np.bincount(trace.row, minlength=len(rows)) + rows.dropped).max()))
         return 1 << (made - 1).bit_length()
+
+    def site(self, number: int) -> Mapping[str, Any]:
+        """What is known of a site by its number; empty when nothing is."""
+        known = self.memory.get("sites")
+        if not isinstance(known, dict):
+            known = self.memory["sites"] = {int(site.get("site_id", i)): site for i, site in enumerate(self.sites)}
+        found: Mapping[str, Any] = known.get(number, {})
+        return found
 
     @property
     def source(self) -> str:
@@ -221,12 +242,14 @@ def analyse(run: Run) -> dict[str, Any]:
         "grid_dim": list(geometry.grid),
         "block_dim": list(geometry.block),
         "block_size": geometry.block_size,
+        "t_zero": run.zero,
         "t_min": t_min,
         "t_max": t_max,
         "span": t_max - t_min,
         "unmatched_starts": sum(c.lost_leaves for c in counts),
         "unmatched_ends": sum(c.orphan_leaves for c in counts),
         **{key: plain(run.evidence.get(key)) for key in EVIDENCE},
+        "cost_unknown": cost_unknown(run.evidence, len(trace)),
         "rows_with_drops": int((rows.dropped > 0).sum()),
         "warnings": list(run.warnings),
         "launch": plain(run.launch),
@@ -276,6 +299,8 @@ def run_of(result: Any, site_regions: Iterable[Any] | None = None,
     clock = str(lookup(result, "clock_type") or compiled.get("clock_type") or "gpu")
     if clock == "sm":
         trace = rebase_per_sm(trace)
+    if "clock_type" in compiled:
+        compiled["clock_type"] = clock
     evidence = {key: lookup(result, key, block.get(key)) for key in EVIDENCE}
     if evidence["dropped"] is None and len(trace) and bool((trace.sequence >= 0).all()):
         evidence["dropped"] = int(trace.rows.dropped.sum())

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from fractions import Fraction
+from math import ceil, floor
+from typing import Any
 from urllib.parse import quote, unquote
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gwatch.common.format.losses import I64, WARP, Bools
 from gwatch.common.format.records import Rows, Trace
@@ -18,6 +22,9 @@ WARPS_PER_GROUP = 4
 _TOKEN = re.compile(r"gwtrace/1 +kernel=(?P<kernel>\S+) +t=(?P<t0>-?\d+):(?P<t1>-?\d+)(?P<unit>ns|cyc)"
                     r"(?: +lane=(?P<level>[a-z]+):(?P<ids>\S+))?(?: +order=(?P<order>role|thread))?"
                     r"(?: +scopes=(?P<scopes>\S*))?")
+_TIME = re.compile(r"([+-]?)\s*(\d+(?:\.\d*)?)\s*((?:[a-zA-Zµμ]+ ?)*)")
+_SCALES = {"ns": {"ns": 1, "us": 10 ** 3, "ms": 10 ** 6, "s": 10 ** 9},
+           "cyc": {"cyc": 1, "kcyc": 10 ** 3, "Mcyc": 10 ** 6, "Gcyc": 10 ** 9}}
 _RANGE = re.compile(r"(?:\[\s*(\d+)\s*,\s*(\d+)\s*\]|(\d+)\s*-\s*(\d+)|(\d+))\s*(?:,\s*|$)")
 
 
@@ -119,7 +126,7 @@ def keep_rows(run: Run, mask: Bools) -> Run:
                 table.dropped[mask], table.tail_gap[mask], table.origin[mask], table.exact[mask])
     narrowed = Trace(rows, number[trace.row[chosen]], trace.site[chosen], trace.time[chosen],
                      trace.value[chosen], trace.sequence[chosen], trace.lane[chosen], trace.gap[chosen])
-    return replace(run, trace=narrowed)
+    return replace(run, trace=narrowed, first=run.zero)
 
 
 def keep_time(run: Run, start: int | None, end: int | None) -> Run:
@@ -172,6 +179,27 @@ def select_rows(run: Run, tid: str | None = None, block: str | None = None, warp
     return _checked(run, mask)
 
 
+def parse_time(text: str, what: str, run: Run, up: bool = False) -> int:
+    """An absolute time of the run: ``+17.6us``, ``17600ns`` and ``+17600`` count from :attr:`Run.zero`, a plain integer
+    is absolute. ``up``: fractions of a unit are rounded up. TraceError ``[bad-number]``.
+    """
+    match = _TIME.fullmatch(text.strip())
+    if match is None:
+        example = "+17.6us" if run.unit == "ns" else "+17.6kcyc"
+        raise TraceError("bad-number", f"{what} {text!r}", f"write {example}, from the run's first record, or a plain "
+                         "absolute number")
+    sign, digits, unit = match.groups()
+    unit = unit.replace(" ", "").replace("µ", "u").replace("μ", "u")
+    if not unit and sign != "+" and "." not in digits:
+        return int(text)
+    scale = _SCALES[run.unit].get(unit or run.unit)
+    if scale is None or sign == "-" or not (unit or sign):
+        raise TraceError("bad-number", f"{what} {text!r}", f"times in {', '.join(_SCALES[run.unit])} count from the "
+                         "run's first record and are not negative; absolute ones are integers")
+    value = Fraction(digits) * scale
+    return run.zero + (ceil(value) if up else floor(value))
+
+
 def apply_selection(run: Run, selection: Selection) -> Run:
     """The run narrowed to a selection; TraceError ``[other-kernel]``, ``[no-rows]``, ``[no-scope]``."""
     mine = kernel_tag(run.kernel)
@@ -180,7 +208,7 @@ def apply_selection(run: Run, selection: Selection) -> Run:
                          "choose the run with --run")
     if selection.unit != run.unit:
         raise TraceError("bad-token", f"the selection counts {selection.unit}, this run counts {run.unit}")
-    base = run.time_range[0]
+    base = run.zero
     if selection.level:
         ids = level_ids(run.trace.rows, selection.level, run.geometry.warps_per_block)
         run = _checked(run, within(ids, selection.ids))
@@ -189,7 +217,28 @@ def apply_selection(run: Run, selection: Selection) -> Run:
     return keep_time(run, base + selection.t0, base + selection.t1)
 
 
+def _recorded(run: Run) -> dict[str, NDArray[Any]]:
+    """Of each row its block, its warp in the block, and its cluster; nothing without rows."""
+    rows = run.trace.rows
+    if len(rows) == 0:
+        return {}
+    found: dict[str, NDArray[Any]] = {"block": rows.block, "warp": rows.warp}
+    return found if run.row_clusters is None else {**found, "cluster": run.row_clusters}
+
+
+def ranges_text(values: NDArray[Any], most: int | None = None) -> str:
+    """``0-3,5`` of the numbers, at least one; more than ``most`` ranges are cut."""
+    numbers = np.unique(values)
+    breaks = np.flatnonzero(np.diff(numbers) > 1)
+    low, high = numbers[np.r_[0, breaks + 1]].tolist(), numbers[np.r_[breaks, len(numbers) - 1]].tolist()
+    parts = [str(a) if a == b else f"{a}-{b}" for a, b in zip(low, high, strict=True)]
+    return ",".join(parts[:most]) + (", …" if most is not None and len(parts) > most else "")
+
+
 def _checked(run: Run, mask: Bools) -> Run:
     if not mask.any():
-        raise TraceError("no-rows", f"no row of the {len(mask)} recorded ones fits the filter")
+        there = _recorded(run)
+        hint = "recorded are " + ", ".join(f"{name}s {ranges_text(ids, 8)}" for name, ids in there.items())
+        raise TraceError("no-rows", f"no row of the {len(mask)} recorded ones fits the filter", hint,
+                         [f"--{name} {ranges_text(ids)}" for name, ids in there.items()])
     return run if mask.all() else keep_rows(run, mask)

@@ -53,6 +53,11 @@ def duration(value: float | None, unit: str) -> str:
     return f"{value / scale:.2f} {name}"
 
 
+def since(value: float, unit: str) -> str:
+    """``+17.69µs``: a time counted from the run's first record, as ``--stime`` takes it."""
+    return "+" + duration(value, unit).replace(" ", "")
+
+
 def locator(rows: Rows, row: int) -> str:
     """``b0 w0 t5`` for a thread, ``b0 w0`` for a warp; warp and thread count within the block."""
     lane, warp = int(rows.lane[row]), int(rows.warp[row])
@@ -77,6 +82,12 @@ def table(head: Sequence[str], rows: Iterable[Sequence[Any]], left: Iterable[int
         return "  ".join(parts).rstrip()
 
     return [line(list(head)), "  ".join("-" * w for w in widths), *(line(row) for row in cells)]
+
+
+def place_of(site: Mapping[str, Any]) -> str:
+    """``file.cu:29`` of a site, else its instruction's number; "" when neither is known."""
+    index = site.get("index")
+    return source_line(site) or ("" if index is None else f"instr {int(index)}")
 
 
 def source_line(site: Mapping[str, Any]) -> str:

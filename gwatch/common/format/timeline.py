@@ -9,11 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gwatch.common.format.run import Run
-from gwatch.common.format.text import Style, clip, duration, locator
+from gwatch.common.format.text import Style, clip, duration, locator, since
 from gwatch.errors import TraceError
 
 COLUMNS = 91
 SAMPLE = 32
+HALF = 0.5
+"""A cell shows a scope where the row spends this part of it in scopes: a waiting row does not look busy."""
+SOME = -2
 GLYPHS = "█▓▒░▚▞◆◇●○▲▽"
 PLAIN_GLYPHS = "#=+:%@oxXO^v"
 SORTS = ("tid", "active", "bubble", "lifetime")
@@ -57,14 +60,16 @@ def timeline_view(run: Run, style: Style, sample: int = SAMPLE, sort_by: str | N
     low, high = run.window if run.window is not None else run.time_range
     noun = "warps" if run.granularity == "warp" else "threads" if (run.trace.rows.lane >= 0).all() else "rows"
     about = f" (showing {len(shown)} of {len(order)} {noun}, width={COLUMNS} cols"
-    lines = [style.bold("Timeline") + style.clean(f"{about}, span={duration(high - low, run.unit)})")]
+    span = f"span={duration(high - low, run.unit)} from {since(low - run.zero, run.unit)}"
+    lines = [style.bold("Timeline") + style.clean(f"{about}, {span})")]
     glyphs = GLYPHS if style.unicode else PLAIN_GLYPHS
-    gap = "·" if style.unicode else "."
+    gap, some = ("·", "╌") if style.unicode else (".", "-")
     scopes = bool(run.labels)
     if scopes:
         legend = [style.scope(glyphs[i % len(glyphs)], i) + " " + style.clean(clip(label, 24))
                   for i, label in enumerate(run.labels[:len(glyphs)])]
-        lines.append("  ".join([*legend, f"{gap} outside"]))
+        lines.append("  ".join([*legend, f"{some} in scopes less than half of the cell", f"{gap} outside",
+                                "%: of the row's life in scopes"]))
     else:
         lines.append(style.clean(f"no regions: digits are the last digits of site ids, {gap} no record"))
     names, role = run.row_roles
@@ -76,25 +81,44 @@ def timeline_view(run: Run, style: Style, sample: int = SAMPLE, sort_by: str | N
         width = max(map(len, tags))
         heads = [f"{tag:{width}} {head}" for tag, head in zip(tags, heads, strict=True)]
     width = max(map(len, heads))
+    busy = {int(row): active / life for row, active, _, life in run.per_row.tolist() if life} if scopes else {}
     starts = np.searchsorted(run.intervals.row if scopes else run.trace.row, [shown, shown + 1])
-    for head, a, b in zip(heads, starts[0], starts[1], strict=True):
-        cells = (_scope_cells if scopes else _site_cells)(run, slice(a, b), low, high)
-        text = "".join(_stretch(code, len(list(same)), glyphs, gap, scopes, style)
+    for row, head, a, b in zip(shown, heads, starts[0], starts[1], strict=True):
+        cells = _site_cells(run, slice(a, b), low, high)
+        if scopes:
+            cells = _scope_cells(run, slice(a, b), low, high)
+            cells[(cells >= 0) & (_duty(run, int(row), low, high) < HALF)] = SOME
+        text = "".join(_stretch(code, len(list(same)), glyphs, gap, some, scopes, style)
                        for code, same in groupby(cells.tolist()))
-        lines.append(f"{style.clean(head):{width}} {text}")
+        share = f" {busy[int(row)]:4.0%}" if int(row) in busy else ""
+        lines.append(f"{style.clean(head):{width}} {text}{share}")
     return lines
 
 
-def _stretch(code: int, length: int, glyphs: str, gap: str, scopes: bool, style: Style) -> str:
+def _stretch(code: int, length: int, glyphs: str, gap: str, some: str, scopes: bool, style: Style) -> str:
     """``length`` equal cells."""
     if code < 0:
-        return gap * length
+        return (some if code == SOME else gap) * length
     return style.scope(glyphs[code % len(glyphs)] * length, code) if scopes else str(code % 10) * length
 
 
 def _edges(span: int) -> NDArray[Any]:
     """Where columns begin and end, from the view's start: as doubles, absolute ns would be 256 apart."""
     return np.linspace(0, max(span, 1), COLUMNS + 1)
+
+
+def _duty(run: Run, row: int, low: int, high: int) -> NDArray[Any]:
+    """Per column, the part of it that the row spends in any scope."""
+    a, b = np.searchsorted(run.cover.row, [row, row + 1])
+    start, end = run.cover.start[a:b] - low, run.cover.end[a:b] - low
+    if len(start) == 0:
+        return np.zeros(COLUMNS)
+    done = np.cumsum(end - start)
+    times = np.stack([start, end], axis=1).reshape(-1)
+    spent = np.stack([done - (end - start), done], axis=1).reshape(-1)
+    edges = _edges(high - low)
+    duty: NDArray[Any] = np.diff(np.interp(edges, times, spent)) / np.diff(edges)
+    return duty
 
 
 def _scope_cells(run: Run, part: slice, low: int, high: int) -> NDArray[np.int64]:

@@ -68,6 +68,23 @@ def judge(evidence: Mapping[str, Any], n_records: int, region_stats: Sequence[Ma
     return Verdict(word, line, (*against, *missing))
 
 
+def cost_unknown(evidence: Mapping[str, Any], n_records: int) -> str | None:
+    """Why a trace has no cost per record; None where it has one."""
+    if evidence.get("cost_per_record") is not None:
+        return None
+    slowdown, sampled = evidence.get("slowdown"), evidence.get("sampled")
+    if n_records == 0:
+        return "nothing was recorded"
+    if not slowdown:
+        return "the slowdown was not measured (gwatch trace --verify measures it)"
+    if sampled:
+        return "only some CTAs record, so the launch's extra time is not all records in a row"
+    median, noise = float(slowdown["median"]), float(slowdown.get("noise") or 0.0)
+    if median - 1 <= noise:
+        return f"the extra time ({median - 1:+.1%}) does not stand out of the noise ({noise:.1%})"
+    return "it was not worked out where the trace was taken"
+
+
 def _outputs(outputs: Any, details: Sequence[Any], against: list[str], missing: list[str]) -> str:
     if not outputs:
         missing.append("outputs not compared")
@@ -92,7 +109,9 @@ def _slowdown(slowdown: Any, against: list[str], missing: list[str]) -> str:
     if median > MAX_SLOWDOWN and median - 1 > 3 * noise:
         against.append(f"slowdown {median:.3f} is above {MAX_SLOWDOWN:.2f}: timings are distorted")
     elif median > MAX_SLOWDOWN:
-        missing.append(f"slowdown {median:.3f} may be noise ({noise:.3f}): more passes would tell")
+        passes = f" in {slowdown['passes']} passes" if slowdown.get("passes") else ""
+        missing.append(f"slowdown {median:.3f} may be noise ({noise:.3f}{passes}): trace with --passes 25 "
+                       "(do_trace: passes=25)")
     return f"slowdown {median:.3f} (noise {noise:.3f})"
 
 
@@ -103,9 +122,11 @@ def _resources(evidence: Mapping[str, Any], against: list[str]) -> list[str]:
         parts.append(f"registers {registers['before']}→{registers['after']}")
     if occupancy:
         before, after = occupancy["before"], occupancy["after"]
-        parts.append(f"{before}→{after} CTAs/SM")
+        needed = occupancy.get("needed")
+        parts.append(f"{before}→{after} CTAs/SM" + (f" ({needed} needed)" if needed and before != after else ""))
         # A launch with fewer CTAs than fit at once loses nothing until they no longer fit.
         wanted = before if before is None else min(before, occupancy.get("needed") or before)
         if wanted is not None and after is not None and after < wanted:
-            against.append(f"occupancy fell from {before} to {after} CTAs/SM: fewer run at once")
+            against.append(f"occupancy fell from {before} to {after} CTAs/SM: fewer run at once"
+                           + (f", and the grid has {needed} for each SM" if needed else ""))
     return parts

@@ -9,7 +9,8 @@ import numpy as np
 
 from gwatch.common.format import analysis as tables
 from gwatch.common.format.run import Run, plain
-from gwatch.common.format.text import Style, clip, duration, locator, source_line, table
+from gwatch.common.format.text import Style, clip, duration, locator, since, source_line, table
+from gwatch.common.format.waits import scope_places
 
 MAX_REASONS = 4
 MAX_WARNINGS = 2
@@ -55,6 +56,11 @@ def header(run: Run, number: int, total: int, style: Style) -> list[str]:
         ("Time range", f"[{a['t_min']}, {a['t_max']}]  = {duration(a['span'], unit)}"
          + ("  (each SM starts at 0)" if a.get("time_origin") == "per SM" else "")),
     ]
+    if a["n_records"]:
+        ends = [since(a[key] - run.zero, unit) for key in ("t_min", "t_max")]
+        part = "" if a["t_min"] == run.zero else f"these {' to '.join(ends)}; "
+        entries.append(("Times", f"{part}+T counts from {run.zero}, the run's first record"))
+    entries += _notes_on_cost(run)
     unmatched = a["unmatched_starts"] + a["unmatched_ends"]
     if unmatched:
         entries.append(("Warning", f"unmatched: {a['unmatched_starts']} starts, {a['unmatched_ends']} ends"))
@@ -67,6 +73,20 @@ def header(run: Run, number: int, total: int, style: Style) -> list[str]:
     if len(run.warnings) > MAX_WARNINGS:
         entries.append(("Warning", f"and {len(run.warnings) - MAX_WARNINGS} more (--json)"))
     return [f"{name:{FIELD}}{style.clean(clip(text, WIDTH - FIELD))}" for name, text in entries]
+
+
+def _notes_on_cost(run: Run) -> list[tuple[str, str]]:
+    """Why there is no cost per record, and whether lost occupancy matters."""
+    notes = []
+    unknown = run.analysis["cost_unknown"]
+    if unknown and run.evidence.get("slowdown"):
+        notes.append(("Record cost", f"not known: {unknown}"))
+    occupancy = run.evidence.get("occupancy") or {}
+    before, after, needed = (occupancy.get(key) for key in ("before", "after", "needed"))
+    if before and after and after < before and needed and needed <= after:
+        notes.append(("Occupancy", f"{before}→{after} CTAs fit an SM, the grid has {needed} for each: "
+                      "as many run at once as before"))
+    return notes
 
 
 def _sampled(run: Run) -> str:
@@ -97,13 +117,18 @@ def site_table(run: Run, style: Style, limit: int | None = None) -> list[str]:
         site = known.get(s["site_id"], {})
         body.append((s["site_id"], s["count"], s["rows"], f"{s['records_per_row']:.1f}",
                      duration(s["repeat_min"], unit), duration(s["repeat_mean"], unit),
-                     duration(s["repeat_max"], unit), clip(source_line(site), 24),
-                     clip(str(site.get("instruction", "")).strip(), 44)))
+                     duration(s["repeat_max"], unit), clip(source_line(site), 24), clip(instruction_of(site), 44)))
     head = ["site", "records", "warps" if run.granularity == "warp" else "rows", "per row", "repeat min",
             "mean", "max", "line", "instruction"]
     if not any(row[7] or row[8] for row in body):
         head, body = head[:7], [row[:7] for row in body]
     return _titled("Per-site records", table(head, body, (0, 7, 8)) + more, style)
+
+
+def instruction_of(site: Mapping[str, Any]) -> str:
+    """A site's instruction, behind the site's own name where it has one."""
+    text, label = str(site.get("instruction") or "").strip(), str(site.get("label") or "")
+    return f"[{label}] {text}" if label else text
 
 
 def region_table(run: Run, style: Style, limit: int | None = None) -> list[str]:
@@ -165,10 +190,15 @@ def bubbles_view(run: Run, style: Style, limit: int = tables.LONGEST_BUBBLES) ->
     found = tables.longest_bubbles(run.cover, run.scope, run.labels, run.trace, limit)
     if not found:
         return _titled("Longest bubbles", ["none"], style)
-    base = run.time_range[0]
-    body = [(locator(run.trace.rows, b["row"]), duration(b["gap"], run.unit),
-             "+" + duration(b["start"] - base, run.unit), f"{b['before']} -> {b['after']}") for b in found]
-    return _titled("Longest bubbles", table(["row", "bubble", "at", "between"], body, (0, 3)), style)
+    body = [(locator(run.trace.rows, b["row"]), duration(b["gap"], run.unit), since(b["start"] - run.zero, run.unit),
+             f"{b['before']} -> {b['after']}", between(run, b["before"], b["after"])) for b in found]
+    return _titled("Longest bubbles", table(["row", "bubble", "at", "between", "line"], body, (0, 3, 4)), style)
+
+
+def between(run: Run, before: str, after: str) -> str:
+    """``file.cu:33 -> file.cu:31``: where one scope ends and the next begins; "" when neither is known."""
+    ends = scope_places(run, before, True), scope_places(run, after)
+    return " -> ".join(clip(end or "?", 28) for end in ends) if any(ends) else ""
 
 
 def concurrency_view(run: Run, style: Style) -> list[str]:
@@ -182,33 +212,51 @@ def concurrency_view(run: Run, style: Style) -> list[str]:
     return [style.bold("Concurrency"), style.clean(about), f"|{bar}|"]
 
 
+def outlier_table(run: Run) -> dict[str, Any]:
+    """Rows whose active time lies two or more standard deviations from the mean, farthest first: {mean, deviation,
+    rows, count, outliers: [{row, tid, active, z}]}; None for the first two without intervals."""
+    per_row = run.per_row
+    if len(per_row) == 0:
+        return {"mean": None, "deviation": None, "rows": 0, "count": 0, "outliers": []}
+    active = per_row[:, 1].astype(float)
+    mean, spread = float(active.mean()), float(active.std())
+    z = (active - mean) / spread if spread else np.zeros(len(active))
+    order = [int(i) for i in np.argsort(-np.abs(z), kind="stable") if abs(z[i]) >= OUTLIER_Z]
+    return {"mean": mean, "deviation": spread, "rows": len(active), "count": len(order), "outliers": [
+        {"row": int(per_row[i, 0]), "tid": int(run.trace.rows.tid[per_row[i, 0]]), "active": int(per_row[i, 1]),
+         "z": float(z[i])} for i in order[:MAX_OUTLIERS]]}
+
+
 def outliers_view(run: Run, style: Style) -> list[str]:
     """Rows whose active time lies two or more standard deviations from the mean."""
-    per_row = run.per_row
+    t = outlier_table(run)
     lines = ["none: no intervals"]
-    if len(per_row):
-        active = per_row[:, 1].astype(float)
-        mean, spread = float(active.mean()), float(active.std())
-        z = (active - mean) / spread if spread else np.zeros(len(active))
-        order = [int(i) for i in np.argsort(-np.abs(z), kind="stable") if abs(z[i]) >= OUTLIER_Z]
-        lines = [f"active time: mean {duration(mean, run.unit)}, standard deviation "
-                 f"{duration(spread, run.unit)}; {len(order)} of {len(active)} rows at |z| ≥ {OUTLIER_Z:g}"]
-        if order:
-            body = [(locator(run.trace.rows, int(per_row[i, 0])), duration(per_row[i, 1], run.unit),
-                     f"{z[i]:+.1f}") for i in order[:MAX_OUTLIERS]]
+    if t["rows"]:
+        lines = [f"active time: mean {duration(t['mean'], run.unit)}, standard deviation "
+                 f"{duration(t['deviation'], run.unit)}; {t['count']} of {t['rows']} rows at |z| ≥ {OUTLIER_Z:g}"]
+        if t["outliers"]:
+            body = [(locator(run.trace.rows, o["row"]), duration(o["active"], run.unit), f"{o['z']:+.1f}")
+                    for o in t["outliers"]]
             lines += table(["row", "active", "z"], body)
     return _titled("Outliers", lines, style)
 
 
-def longest_view(run: Run, scope: str, style: Style, limit: int = LONGEST) -> list[str]:
-    """The longest intervals of one scope, with the value recorded where they began."""
+def longest_table(run: Run, scope: str, limit: int = LONGEST) -> list[dict[str, Any]]:
+    """The longest intervals of one scope, with the number and the value of the record that begins them."""
     index = run.labels.index(scope)
     mine = np.flatnonzero(run.scope == index)
     length = (run.intervals.end - run.intervals.start)[mine]
     order = mine[np.argsort(-length, kind="stable")[:limit]]
-    base, iv, trace = run.time_range[0], run.intervals, run.trace
-    body = [(locator(trace.rows, int(iv.row[i])), duration(int(iv.end[i] - iv.start[i]), run.unit),
-             "+" + duration(int(iv.start[i]) - base, run.unit), int(trace.sequence[iv.opened[i]]),
-             int(trace.value[iv.opened[i]]), int(trace.rows.smid[iv.row[i]])) for i in order]
+    iv, trace = run.intervals, run.trace
+    return [{"row": int(iv.row[i]), "tid": int(trace.rows.tid[iv.row[i]]), "duration": int(iv.end[i] - iv.start[i]),
+             "start": int(iv.start[i]), "record": int(trace.sequence[iv.opened[i]]),
+             "value": int(trace.value[iv.opened[i]]), "smid": int(trace.rows.smid[iv.row[i]])} for i in order]
+
+
+def longest_view(run: Run, scope: str, style: Style) -> list[str]:
+    """The longest intervals of one scope, with the value recorded where they began."""
+    unit = run.unit
+    body = [(locator(run.trace.rows, e["row"]), duration(e["duration"], unit), since(e["start"] - run.zero, unit),
+             e["record"], e["value"], e["smid"]) for e in longest_table(run, scope)]
     head = ["row", "duration", "at", "record", "value", "sm"]
     return _titled(f"Longest {scope}", table(head, body), style)

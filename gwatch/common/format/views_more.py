@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gwatch.common.format.align import begins
-from gwatch.common.format.compare import SIGNIFICANCE, compare_runs
+from gwatch.common.format.compare import SIGNIFICANCE
 from gwatch.common.format.findings import findings
 from gwatch.common.format.iterations import iteration_table, slack_table
 from gwatch.common.format.listing import lines_of, taken_at
 from gwatch.common.format.run import Run
-from gwatch.common.format.text import Style, clip, duration, locator, source_line, table
-from gwatch.common.format.views import WIDTH
+from gwatch.common.format.text import Style, clip, duration, locator, since, source_line, table
+from gwatch.common.format.views import WIDTH, between, instruction_of, verdict_lines
 from gwatch.common.format.waits import role_table, wait_scopes, wait_table
 
 MAX_WAITS = 15
@@ -74,13 +74,13 @@ def _waits(run: Run, style: Style) -> list[str]:
 
 
 def _recorded_waits(run: Run, style: Style) -> list[str]:
-    found, unit, base = wait_scopes(run), run.unit, run.time_range[0]
+    found, unit = wait_scopes(run), run.unit
     if not found:
         return []
     body = [(clip(w["scope"], 26), clip(w["role"], 16), clip(w["line"], 26), w["count"], duration(w["total"], unit),
              f"{w['share']:.1%}", duration(w["p50"], unit), duration(w["p95"], unit),
              f"{duration(w['longest'], unit)} {locator(run.trace.rows, w['longest_row'])} "
-             f"+{duration(w['longest_start'] - base, unit)}") for w in found[:MAX_WAITS]]
+             f"{since(w['longest_start'] - run.zero, unit)}") for w in found[:MAX_WAITS]]
     head = ["wait", "role", "line", "count", "total", "of life", "p50", "p95", "longest"]
     more = [f"… {len(found) - MAX_WAITS} more (--json)"] if len(found) > MAX_WAITS else []
     return ["", *_block("Waits that were recorded", table(head, body, (0, 1, 2, 8)) + more, style)]
@@ -90,17 +90,17 @@ def _holes(run: Run, style: Style) -> list[str]:
     found, unit = wait_table(run), run.unit
     if not found:
         return ["", style.bold("Waits"), "none"]
-    base = run.time_range[0]
-    body = [(clip(w["role"], 16), f"{clip(w['before'], 18)} -> {clip(w['after'], 18)}", w["count"],
+    body = [(clip(w["role"], 16), f"{clip(w['before'], 18)} -> {clip(w['after'], 18)}",
+             between(run, w["before"], w["after"]), w["count"],
              duration(w["total"], unit), f"{w['share']:.1%}", duration(w["p50"], unit),
              "-" if w["released_by"] is None else clip(f"{w['released_by_role'] or ''} {w['released_by']}", 26),
              duration(w["slack_p50"], unit),
-             f"{locator(run.trace.rows, w['longest_row'])} +{duration(w['longest_start'] - base, unit)}")
+             f"{locator(run.trace.rows, w['longest_row'])} {since(w['longest_start'] - run.zero, unit)}")
             for w in found[:MAX_WAITS]]
-    head = ["role", "waits between", "count", "total", "of life", "p50", "ended just before", "slack p50",
+    head = ["role", "waits between", "line", "count", "total", "of life", "p50", "ended just before", "slack p50",
             "longest at"]
     more = [f"… {len(found) - MAX_WAITS} more kinds (--json)"] if len(found) > MAX_WAITS else []
-    return ["", *_block("Waits", table(head, body, (0, 1, 6, 8)) + more, style)]
+    return ["", *_block("Waits", table(head, body, (0, 1, 2, 7, 9)) + more, style)]
 
 
 def iterations_view(run: Run, style: Style) -> list[str]:
@@ -140,7 +140,7 @@ def source_view(run: Run, style: Style) -> list[str]:
         marks += [f"begins {r.label} ({mean.get(r.label, '-')})" for r in run.regions if r.enter == number]
         pc = site.get("pc")
         body.append((number, "" if pc is None else f"{int(pc):#06x}", clip(source_line(site), 26),
-                     clip(str(site.get("instruction", "")).strip(), 46), s["count"] if s else 0,
+                     clip(instruction_of(site), 46), s["count"] if s else 0,
                      duration(s["repeat_mean"] if s else None, run.unit), clip(", ".join(marks), 44)))
     head = ["site", "pc", "line", "instruction", "records", "repeat mean", "regions (mean)"]
     lines = _block("Sites in code order", table(head, body, (0, 1, 2, 3, 6)), style)
@@ -171,9 +171,22 @@ def _code(run: Run) -> list[str]:
     return table(["     at", "instruction", "time", "source"], body[:MAX_CODE], (0, 1, 3)) + more
 
 
-def diff_view(before: Run, after: Run, style: Style) -> list[str]:
-    """Two runs scope by scope; ``before`` is the baseline."""
-    d = compare_runs(before, after)
+def both_verdicts(d: Mapping[str, Any], style: Style) -> list[str]:
+    """Whether each of two compared runs is to be believed; before any number, that their kernels differ."""
+    lines = []
+    if not d["kernels"]["same"]:
+        after, before = (clip(d["kernels"][side], 60) for side in ("after", "before"))
+        lines = [f"kernels differ: after is {after}, before is {before}",
+                 "what follows compares different code (exit code 1)"]
+    lines = [style.bold(style.clean(line)) for line in lines]
+    for side in ("after", "before"):
+        first, *reasons = verdict_lines(d["verdicts"][side], style)
+        lines += [f"{side + ':':7} {first}", *reasons]
+    return lines
+
+
+def diff_view(d: Mapping[str, Any], style: Style) -> list[str]:
+    """What :func:`compare_runs` found: scope by scope, role by role and finding by finding."""
     unit = d["unit"]
     body = [(clip(s["scope_label"], 30), s["count_before"], s["count_after"], duration(s["p50_before"], unit),
              duration(s["p50_after"], unit), f"{s['change']:+.1%}", duration(s["total_before"], unit),
@@ -185,9 +198,21 @@ def diff_view(before: Run, after: Run, style: Style) -> list[str]:
     for key, text in (("only_before", "only before"), ("only_after", "only after")):
         if d[key]:
             lines.append(f"{text}: {', '.join(d[key])}")
-    if before.kernel != after.kernel:
-        lines.append(f"kernels differ: {clip(before.kernel, 40)} and {clip(after.kernel, 40)}")
     lines.append(f"blocks are the units; faster or slower: rank test at p < {SIGNIFICANCE:g} and medians 1 % "
                  "apart; one launch of each")
-    return _block("Before and after", lines, style)
+    parts = _block("Before and after", lines, style)
+    for title, name, what in (("Time outside scopes", "roles", "mean row"), ("Waits", "waits", "p50")):
+        rows = [(clip(e["role"] or "no role", 20), *([clip(e["waits_for"] or "-", 30)] if name == "waits" else []),
+                 *(_percent(e[f"share_{side}"]) for side in ("before", "after")),
+                 *(duration(e[f"time_{side}"], unit) for side in ("before", "after"))) for e in d[name][:MAX_WAITS]]
+        first = ["role", "ended by"] if name == "waits" else ["role"]
+        if rows:
+            head = [*first, "of life", "after", what, "after"]
+            parts += ["", *_block(title, table(head, rows, range(len(first))), style)]
+    changed = [f"- {word} [{f['code']}] {clip(f['text'], WIDTH * 2)}" for word in ("gone", "new", "still")
+               for f in d["findings"][word]]
+    return [*parts, "", *_block("Findings, before and after", changed or ["none in either"], style)]
 
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{share:.1%}"

@@ -17,8 +17,12 @@ import numpy as np
 from gwatch.common.format import analysis as tables
 from gwatch.common.format.losses import I64
 from gwatch.common.format.run import Run
-from gwatch.common.format.text import source_line
+from gwatch.common.format.text import place_of
 
+WAIT_SHARE = 0.20
+"""A role that spends this part of its lifetime in waits released by another role waits for it."""
+WAIT_TIGHT = 0.5
+"""Such a wait counts when what released it ended in the last half of the wait: it was still needed then."""
 WAITING = re.compile(r"\b(?:wait|barrier)", re.IGNORECASE)
 """Scopes that are waits themselves, by their name: ``--auto`` names them so, and so do people."""
 
@@ -84,11 +88,50 @@ def _releasers(run: Run, row: I64, start: I64, end: I64) -> I64:
     return result
 
 
+@dataclass(frozen=True, slots=True)
+class Dependence:
+    """A role's waits that another role's work released: their indices in :func:`find_waits`, the part of the role's
+    lifetime, and per wait the time it went on after the release."""
+
+    waits: I64
+    share: float
+    slack: I64
+
+
+def dependences(run: Run) -> dict[tuple[str, str], Dependence]:
+    """(waiting role, role waited for) -> its waits, where they take ``WAIT_SHARE`` of the waiting role's life."""
+    known = run.memory.get("dependences")
+    if isinstance(known, dict):
+        return known
+    found: dict[tuple[str, str], Dependence] = {}
+    names, role = run.row_roles
+    waits, iv, per_row = find_waits(run), run.intervals, run.per_row
+    length, slack = waits.end - waits.start, waits.end - iv.end[waits.released_by] if len(iv) else waits.end
+    tight = (waits.released_by >= 0) & (slack <= WAIT_TIGHT * length)
+    for who, name in enumerate(names if len(names) > 1 and len(waits.row) else []):
+        life = int(per_row[role[per_row[:, 0]] == who, 3].sum())
+        for other, source in enumerate(names):
+            mine = np.flatnonzero(tight & (role[waits.row] == who) & (role[iv.row[waits.released_by]] == other))
+            total = int(length[mine].sum())
+            if life and len(mine) and total / life >= WAIT_SHARE:
+                found[name, source] = Dependence(mine, total / life, slack[mine])
+    run.memory["dependences"] = found
+    return found
+
+
+def scope_places(run: Run, label: str, leave: bool = False) -> str:
+    """Where a scope begins, or ends: its sites' source lines, or instruction numbers without any; "" when unknown."""
+    wanted = dict.fromkeys(region.leave if leave else region.enter for region in run.regions if region.label == label)
+    places = dict.fromkeys(place_of(run.site(number)) for number in wanted)
+    return ", ".join(place for place in places if place)
+
+
 def wait_table(run: Run) -> list[dict[str, Any]]:
     """Waits by (waiting role, scope before, scope after, releasing role and scope), longest total first.
 
     ``share`` is the part of the waiting role's total lifetime; ``slack_p50`` the median time from the
-    release to the wait's end; ``longest`` locates the longest one.
+    release to the wait's end; ``longest`` locates the longest one; ``from_line`` and ``to_line`` are where the scope
+    before ends and the one after it begins.
     """
     waits, iv = find_waits(run), run.intervals
     if len(waits.row) == 0:
@@ -117,6 +160,7 @@ def wait_table(run: Run) -> list[dict[str, Any]]:
             "role": names[who] if who >= 0 else "", "before": run.labels[before], "after": run.labels[after],
             "released_by_role": names[other] if other >= 0 else None,
             "released_by": run.labels[scope] if scope >= 0 else None,
+            "from_line": scope_places(run, run.labels[before], True), "to_line": scope_places(run, run.labels[after]),
             "count": len(mine), "total": total, "p50": tables.percentile(np.sort(length[mine]), 0.5),
             "share": total / lifetime[who] if lifetime[who] else 0.0,
             "slack_p50": tables.percentile(slack, 0.5) if slack is not None else None,
@@ -146,19 +190,13 @@ def wait_scopes(run: Run) -> list[dict[str, Any]]:
         worst = int(here[np.argmax(length[here])])
         spread = np.sort(length[here])
         table.append({
-            "scope": label, "role": names[who] if who >= 0 else "", "line": _line_of(run, label), "count": len(here),
-            "total": total, "share": total / life if life else 0.0, "p50": tables.percentile(spread, 0.5),
-            "p95": tables.percentile(spread, 0.95), "longest": int(length[worst]), "longest_row": int(iv.row[worst]),
+            "scope": label, "role": names[who] if who >= 0 else "", "line": scope_places(run, label),
+            "count": len(here), "total": total, "share": total / life if life else 0.0,
+            "p50": tables.percentile(spread, 0.5), "p95": tables.percentile(spread, 0.95),
+            "longest": int(length[worst]), "longest_row": int(iv.row[worst]),
             "longest_start": int(iv.start[worst])})
     table.sort(key=lambda w: (-w["total"], w["scope"]))
     return table
-
-
-def _line_of(run: Run, label: str) -> str:
-    """Source line where a scope begins, "" when unknown."""
-    enters = {region.enter for region in run.regions if region.label == label}
-    known = [site for i, site in enumerate(run.sites) if int(site.get("site_id", i)) in enters]
-    return source_line(known[0]) if known else ""
 
 
 def waiting_shares(run: Run) -> dict[str, float]:
