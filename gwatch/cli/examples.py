@@ -21,7 +21,7 @@ EXAMPLES: dict[str, tuple[str, str]] = {
                "gwatch disasm --raw --arch sm_90a words.bin"),
     "asm": ("gwatch asm matmul.sass --cubin matmul.cubin -o patched.cubin", "gwatch asm matmul.sass -o words.bin"),
     "doctor": ("gwatch doctor", "gwatch doctor --gpu --json"),
-    "schema": ("gwatch schema trace", "gwatch schema inspect -o inspect.schema.json"),
+    "schema": ("gwatch schema show", "gwatch schema inspect -o inspect.schema.json"),
     "skill": ("gwatch skill", "gwatch skill -o .agents/skills/gwatch/SKILL.md"),
 }
 
