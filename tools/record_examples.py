@@ -9,6 +9,7 @@ Needs nvcc, torch, triton, cupy and cuda-python.
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 import sys
 from pathlib import Path
@@ -27,8 +28,9 @@ cupy.cuda.Device().synchronize()
 
 
 def main() -> int:
-    folder = Path(sys.argv[1] if len(sys.argv) > 1 else ".").resolve()
-    folder.mkdir(parents=True, exist_ok=True)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", nargs="?", type=Path, default=Path(), help="an existing folder (default: here)")
+    folder = parser.parse_args().folder.resolve(strict=True)
     source, cubin = ROOT / "examples/cuda/trace/matmul.cu", folder / "matmul.cubin"
     subprocess.run(["nvcc", "-cubin", "-arch=sm_90", "-lineinfo", "-o", cubin, source], check=True)
     programs = {

@@ -4,7 +4,8 @@
     python examples/aoti/inspect_vector_copy.py [--output DIR] [--break-alignment | --embed | --all]
 
 1. A model whose only operator is a Triton copy kernel is exported and packaged with AOTInductor (``model.pt2``).
-2. The package is loaded and run; input and output must agree bit for bit.
+2. The package is loaded and run by the first loader that works here (``package_loaders.py`` tries each in a process of
+   its own and names those that crash); input and output must agree bit for bit.
 3. ``gwatch.inspect`` opens the package and answers whether the kernel's loads and stores are 128 bits wide, on which
    line of the Triton source, and if not, which argument lacks which alignment. The rules
    ``kernel:copy.* has LDG.E.128 >= 2`` and the same for STG decide the exit code.
@@ -14,7 +15,8 @@
 Triton can't promise 16-byte alignment: the rule for loads then fails and names the argument. ``--embed`` puts the cubin
 inside the wrapper library instead of beside it. ``--all`` makes all three packages and checks that each shows what it
 should. Needs PyTorch with CUDA, Triton, a C++ compiler and one GPU; a package takes 20 to 40 s, most of it imports and
-the C++ compiler. Exit codes: 0 done, 1 the rule is broken (``--all``: something isn't as it should be), 2 bits differ.
+the C++ compiler. Exit codes: 0 done, 1 the rule is broken (``--all``: something isn't as it should be), 2 bits differ
+or nothing loads the package.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ import torch
 import torch._inductor
 import triton
 import triton.language as tl
+from package_loaders import LOADERS, working_loader
 from torch.library import triton_op, wrap_triton
 
 from gwatch.inspect import text
@@ -199,7 +202,15 @@ def main() -> int:
             path = package(folder, variant)
             seconds = time.perf_counter() - begin
             print(f"packaged {path} ({path.stat().st_size} bytes) in {seconds:.1f} s", flush=True)
-            runner = torch._inductor.aoti_load_package(str(path))
+            try:
+                loader, failed = working_loader(path, SHAPE, variant.shifted)
+            except RuntimeError as error:
+                print(f"nothing loads the package: {error}", file=sys.stderr)
+                return 2
+            for tried in failed:
+                print(f"{tried.loader}: {tried.problem}; the next one is tried")
+            print(f"loaded by {loader}", flush=True)
+            runner = LOADERS[loader](path, variant.shifted)
             if not same_bits(runner, variant.shifted):
                 print("input and output differ", file=sys.stderr)
                 return 2
