@@ -56,9 +56,10 @@ def test_the_last_loader_knows_the_launch_from_the_wrapper(tmp_path: Path) -> No
     fixtures = ROOT / "tests/inspect/fixtures"
     image = (fixtures / "vector_copy.cubin").read_bytes()
     wrapper = (fixtures / "vector_copy.wrapper.cpp").read_text()
+    cubin = "cpmm3ngs2mgkcf2ixdlj6rk7w6r6gcul7ytvyu4xnsonzr6ro2ii.cubin"  # as the wrapper calls it
     for name in ("copy.pt2", "other.pt2"):
         with zipfile.ZipFile(tmp_path / name, "w") as archive:
-            archive.writestr("copy/data/aotinductor/model/cpmm3ngs2mgkcf2ixdlj6rk7w6r6gcul7ytvyu4xnsonzr6ro2ii.cubin", image)
+            archive.writestr(f"copy/data/aotinductor/model/{cubin}", image)
             archive.writestr("copy/data/aotinductor/model/k.wrapper.cpp", wrapper if name == "copy.pt2" else "")
     found, kernel = package_loaders.launch_data(tmp_path / "copy.pt2")
     assert found == image and (kernel.name, kernel.num_warps) == ("copy_kernel", 4)

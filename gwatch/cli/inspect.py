@@ -32,9 +32,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     what.add_argument("--sass", action="store_true", help="print listings")
     what.add_argument(
-        "--sass-style", choices=("cuobjdump", "nvdisasm", "nvdisasm-inline"), default="cuobjdump",
+        "--sass-style", choices=("cuobjdump", "nvdisasm", "nvdisasm-inline", "nvdisasm-sections"),
+        default="cuobjdump",
         help="shaped like `cuobjdump -sass` (default), `nvdisasm -g -c` (labels, source lines), or `nvdisasm -gi -c` "
-        "(inlined calls too)",
+        "(inlined calls too); nvdisasm-sections is `nvdisasm -g`, data sections too, printed by nvdisasm itself",
     )  # fmt: skip
     what.add_argument(
         "--resources", action="store_true", help="registers, memory, launch bounds only: quick, no code is read"

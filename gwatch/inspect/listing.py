@@ -2,8 +2,9 @@
 
 ``cuobjdump``: what ``cuobjdump -sass`` prints: absolute targets and both halves of every word. ``nvdisasm`` and
 ``nvdisasm-inline``: what ``nvdisasm -g -c`` and ``-gi -c`` print: labels and source lines, without or with the calls
-that were inlined. All are written from :class:`~gwatch.sass.code.Code`, so they are fast where the architecture has a
-table. Of cubins that are not linked, or made for a debugger, nvdisasm prints the last two itself.
+that were inlined. These are written from :class:`~gwatch.sass.code.Code`, so they are fast where the architecture has a
+table. Of cubins that are not linked, or made for a debugger, nvdisasm prints the last two itself, and it does so of all
+cubins for ``nvdisasm-sections``, which is ``nvdisasm -g``: attributes, constants and debug information as well.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ class Style(str, Enum):
     CUOBJDUMP = "cuobjdump"
     NVDISASM = "nvdisasm"
     INLINED = "nvdisasm-inline"
+    SECTIONS = "nvdisasm-sections"
 
 
 def listing(view: CubinView, style: Style, wanted: Callable[[str], bool] | None = None) -> str:
@@ -40,6 +42,10 @@ def listing(view: CubinView, style: Style, wanted: Callable[[str], bool] | None 
 
     Raises ToolError where nvdisasm is needed and missing.
     """
+    if style is Style.SECTIONS:
+        functions = _functions(view, wanted)
+        whole = wanted is None or bool(functions)
+        return nvdisasm.disassemble_cubin(view.cubin.data, "-g", *functions) if whole else ""
     name = view.arch.name
     target = "" if view.cubin.abi_version <= _ABI_OLD else f"\t.target\t{name}\n\n"
     if style is not Style.CUOBJDUMP:
@@ -64,13 +70,16 @@ def _labelled(view: CubinView, head: str, inlined: bool, wanted: Callable[[str],
 
     with suppress(CannotLabel):
         return text(view, head, inlined, wanted)
-    options = ["-gi" if inlined else "-g", "-c"]
-    if wanted is not None:
-        chosen = [str(kernel.symbol.index) for kernel in view.kernels if wanted(kernel.name)]
-        if not chosen:
-            return head
-        options += ["-fun", ",".join(chosen)]
-    return nvdisasm.disassemble_cubin(view.cubin.data, *options)
+    functions = _functions(view, wanted)
+    if wanted is not None and not functions:
+        return head
+    return nvdisasm.disassemble_cubin(view.cubin.data, "-gi" if inlined else "-g", "-c", *functions)
+
+
+def _functions(view: CubinView, wanted: Callable[[str], bool] | None) -> list[str]:
+    """The option that has nvdisasm print only the functions for which ``wanted`` holds."""
+    chosen = [str(kernel.symbol.index) for kernel in view.kernels if wanted is not None and wanted(kernel.name)]
+    return ["-fun", ",".join(chosen)] if chosen else []
 
 
 def header_flags(view: CubinView) -> str:

@@ -17,6 +17,9 @@ def test_the_copy_kernel_as_both_tools_print_it() -> None:
     path = FIXTURES / "vector_copy.cubin"
     assert listing(view, Style.CUOBJDUMP) == cuobjdump("-sass", path)
     assert listing(view, Style.NVDISASM) == disassemble_cubin(path, "-g", "-c")
+    sections = listing(view, Style.SECTIONS)
+    assert sections == disassemble_cubin(path, "-g") and "\n.nv.constant0.copy_kernel:\n" in sections
+    assert listing(view, Style.SECTIONS, lambda name: False) == ""
     assert "@!P0 LDG.E.128 R4, desc[UR4][R8.64] ;" in listing(view, Style.CUOBJDUMP)
 
 
