@@ -191,3 +191,37 @@ def test_an_input_is_never_the_output(tmp_path: Path, capsys: pytest.CaptureFixt
         assert "[output-is-input]" in refused([*arguments, "-o", str(copy)], capsys)
     assert "[output-is-input]" in refused(["asm", str(text), "-o", str(text)], capsys)
     assert (copy.read_bytes(), text.read_bytes()) == (GOOD, before)
+
+
+# arguments
+# -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["inspect", "FILE", "--jobs", "0"], "usage"),
+        (["inspect", "FILE", "--require", "has"], "rule-syntax"),
+        (["inspect", "FILE", "--forbid", "kernel:copy"], "rule-syntax"),
+        (["inspect", "FILE", "--max-registers", "0"], "rule-syntax"),
+        (["diff", "FILE", "FILE", "-U", "-1"], "usage"),
+        (["disasm", "FILE", "--arch", "sm_80"], "usage"),
+        (["decode", "README", "--cubin", "FILE", "-o", "out.foo"], "unknown-format"),
+        (["trace", "--site", "op:", "--", "python", "-c", "0"], "site-syntax"),
+        (["trace", "--site", "12,warm", "--", "python", "-c", "0"], "site-syntax"),
+        (["trace", "--region", "a=1", "--", "python", "-c", "0"], "region-syntax"),
+        (["trace", "--region", "a=1..zz", "--", "python", "-c", "0"], "site-syntax"),
+        (["trace", "--scope", "1=a", "--scope", "1=b", "--", "python", "-c", "0"], "option-conflict"),
+        (["trace", "--ring-bytes", "0", "--", "python", "-c", "0"], "option-range"),
+        (["trace", "--timeout", "nan", "--", "python", "-c", "0"], "option-range"),
+        (["trace", "--list", "-o", "x.html", "--", "python", "-c", "0"], "usage"),
+        ([], "usage"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else value,
+)
+def test_arguments_that_mean_nothing_are_refused_before_anything_runs(
+    arguments: list[str], code: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = {"FILE": str(MATMUL), "README": str(ROOT / "README.md")}
+    said = refused([paths.get(word, word) for word in arguments], capsys)
+    assert said.startswith(f"gwatch: [{code}] ") and "; " in said

@@ -11,6 +11,12 @@ from gwatch._kinds import ARTIFACTS, expect
 from gwatch.errors import CubinError, ParseError
 
 
+def _context(text: str) -> int:
+    if not (text.isascii() and text.isdecimal()):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of 0 or more")
+    return int(text)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument("first", help="cubin, library, package, folder")
@@ -19,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--stat", action="store_true", help="one line a kernel")
     parser.add_argument("--json", action="store_true", help="everything as JSON")
     parser.add_argument(
-        "-U", "--context", type=int, default=3, metavar="N", help="instructions around a difference"
+        "-U", "--context", type=_context, default=3, metavar="N", help="instructions around a difference"
     )
     parser.add_argument("-q", "--quiet", action="store_true", help="no output; implies --exit-code")
     parser.add_argument(

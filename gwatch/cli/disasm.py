@@ -66,6 +66,8 @@ def _units(args: argparse.Namespace) -> tuple[Arch, list[tuple[str, npt.NDArray[
         return arch_by_name(args.arch), [("", read_words(args.file))]
     from gwatch.cuda.binary import Cubin
 
+    if args.arch:
+        raise UsageError("usage", "--arch is for --raw: a cubin says its own", "leave it out, or give --raw")
     try:
         pattern = re.compile(args.kernel)
     except re.error as error:

@@ -20,6 +20,13 @@ if TYPE_CHECKING:
     from gwatch.inspect.run import Request
 
 
+def positive(text: str) -> int:
+    """A whole number from 1 on, for an argument parser."""
+    if not (text.isascii() and text.isdecimal() and int(text)):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of 1 or more")
+    return int(text)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument(
@@ -60,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     rules.add_argument("--rules", type=Path, metavar="FILE.toml", help="rules from a file ([[rule]] tables)")
     rules.add_argument("--format", choices=("text", "json", "github"), default="text", help="of the report")
     scale = parser.add_argument_group("scale")
-    scale.add_argument("--jobs", type=int, default=1, metavar="N", help="worker processes (default 1: none)")
+    scale.add_argument("--jobs", type=positive, default=1, metavar="N", help="worker processes (default 1: none)")
     scale.add_argument("--executor", default="", metavar="dask:ADDRESS", help="run on a Dask cluster")
 
 

@@ -153,6 +153,8 @@ def main(argv: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else argv
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(_usage())
+        if not arguments:
+            _refuse(UsageError("usage", "no command given", "gwatch --help lists them"), False)
         return 0 if arguments else 2
     name, *rest = arguments
     if name == "--version":

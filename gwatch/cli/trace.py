@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gwatch.errors import UsageError
+
 if TYPE_CHECKING:
     from gwatch.cuda.program.collected import Program
     from gwatch.cuda.program.options import ProgramOptions
@@ -105,8 +107,12 @@ def run(args: argparse.Namespace) -> int:
     where driver, CUPTI or a package is missing, 3 when nothing was recorded.
     """
     from gwatch.cuda.program.collected import outputs_of, process_names, refuse_existing, run_program
+    from gwatch.cuda.program.places import check_syntax
 
     options = _options(args)
+    check_syntax(options)
+    if args.list and args.output is not None:
+        raise UsageError("usage", "--list traces nothing, so there is no report to write", "leave -o or --list out")
     if args.output is not None:
         from gwatch.common.format.file import form_of
 
@@ -155,7 +161,7 @@ def _options(args: argparse.Namespace) -> ProgramOptions:
         verify=args.verify or args.passes is not None,
         passes=args.passes,
         timeout=args.timeout,
-        ring_bytes=args.ring_bytes or DEFAULT_RING_BYTES,
+        ring_bytes=DEFAULT_RING_BYTES if args.ring_bytes is None else args.ring_bytes,
         untested_arch=args.untested_arch,
     )
 

@@ -40,10 +40,10 @@ else:
 
 CONDITIONS = ("spill", "local", "narrow")
 _REQUIRE = re.compile(
-    r"(?:kernel:(?P<kernel>\S+)\s+)?(?:has\s+)?(?P<opcode>[A-Za-z0-9_.*?]+)"
+    r"(?:kernel:(?P<kernel>\S+)\s+)?(?:has\s+)?(?P<opcode>(?!has$)[A-Za-z0-9_.*?]+)"
     r"(?:\s*(?P<op>>=|<=|==|=|>|<)\s*(?P<count>[0-9]+))?"
 )
-_KERNEL = re.compile(r"(?:kernel:(?P<kernel>\S+)\s+)?(?:has\s+)?(?P<what>\S+)")
+_KERNEL = re.compile(r"(?:kernel:(?P<kernel>\S+)\s+)?(?:has\s+)?(?P<what>(?!has$|kernel:)\S+)")
 _COMPARE: dict[str, Callable[[int, int], bool]] = {
     ">=": lambda a, b: a >= b,
     "<=": lambda a, b: a <= b,
@@ -143,7 +143,9 @@ def fail_on(condition: str, kernel: str = "") -> Rule:
 
 
 def max_registers(count: int, kernel: str = "") -> Rule:
-    """At most ``count`` registers a thread."""
+    """At most ``count`` registers a thread. Raises ParseError [rule-syntax]."""
+    if count < 1:
+        raise ParseError("rule-syntax", f"at most {count} registers is no rule", "give a number of 1 or more")
     return Rule("max-registers", _checked(kernel), "registers", "<=", count)
 
 

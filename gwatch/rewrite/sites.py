@@ -71,6 +71,7 @@ def parse_site(text: str) -> SiteSpec:
         raise SiteError(
             "site-syntax", f"site {text!r} names no place", "give an index, 0xPC, line:FILE:N or op:OPCODE"
         )
+    _check_place(text, place)
     fields: dict[str, Any] = {}
     for option in (item.strip() for item in options):
         for name, value in _option(text, option).items():
@@ -82,6 +83,22 @@ def parse_site(text: str) -> SiteSpec:
                 )
             fields[name] = value
     return SiteSpec(text, place, choice, fields, bool(fields.pop("after", False)))
+
+
+def _check_place(text: str, place: str) -> None:
+    """Whether the place has one of the four forms."""
+    kind, colon, rest = place.partition(":")
+    digits = rest.rpartition(":")[2]
+    if colon and kind == "line":
+        if not (digits.isascii() and digits.isdecimal()):
+            raise SiteError("site-syntax", f"site {text!r}: {digits!r} is no line number", "write line:FILE:N")
+    elif colon and kind == "op":
+        if _WANTED.fullmatch(rest) is None:
+            what = f"site {text!r}: {rest!r} is no opcode"
+            raise SiteError("site-syntax", what, "write op:LDG or op:LDG.E.128, as --list shows it")
+    elif _INDEX.fullmatch(place) is None:
+        what = f"site {text!r}: {place!r} is no place"
+        raise SiteError("site-syntax", what, "give an index, 0xPC, line:FILE:N or op:OPCODE")
 
 
 def _option(text: str, option: str) -> dict[str, Any]:
@@ -196,12 +213,6 @@ def _places(kernel: KernelDef, spec: SiteSpec) -> list[int]:
         return _of_line(kernel, spec, rest)
     if colon and kind == "op":
         return _of_opcode(kernel, spec, rest)
-    if _INDEX.fullmatch(spec.place) is None:
-        raise SiteError(
-            "site-syntax",
-            f"site {spec.text!r}: {spec.place!r} is no place",
-            "give an index, 0xPC, line:FILE:N or op:OPCODE",
-        )
     number = int(spec.place, 16 if spec.place[:2].lower() == "0x" else 10)
     size = kernel.arch.instruction_size
     if spec.place.lower().startswith("0x"):
@@ -224,10 +235,6 @@ def _places(kernel: KernelDef, spec: SiteSpec) -> list[int]:
 
 def _of_line(kernel: KernelDef, spec: SiteSpec, rest: str) -> list[int]:
     file, _, digits = rest.rpartition(":")
-    if not (digits.isascii() and digits.isdecimal()):
-        raise SiteError(
-            "site-syntax", f"site {spec.text!r}: {digits!r} is no line number", "write line:FILE:N"
-        )
     lines = _lines(kernel)
     if not lines:
         raise SiteError("site-none", f"{kernel.name} has no line information", "compile with -lineinfo")
@@ -269,12 +276,6 @@ def _lines(kernel: KernelDef) -> dict[tuple[str, int], list[int]]:
 
 
 def _of_opcode(kernel: KernelDef, spec: SiteSpec, wanted: str) -> list[int]:
-    if _WANTED.fullmatch(wanted) is None:
-        raise SiteError(
-            "site-syntax",
-            f"site {spec.text!r}: {wanted!r} is no opcode",
-            "write op:LDG or op:LDG.E.128, as --list shows it",
-        )
     found = []
     known = set()
     for index, text in enumerate(kernel.texts):

@@ -65,10 +65,13 @@ class ProgramOptions:
             ("--ctas", self.ctas, 1),
             ("--depth", self.depth, 1),
             ("--passes", self.passes, 1),
+            ("--ring-bytes", self.ring_bytes, 1),
             ("--timeout", self.timeout, 0.1),
         ):
-            if number is not None and number < least:
+            if number is not None and not number >= least:  # not a number is none either
                 raise TraceError("option-range", f"{name} is {number}, at least {least} is needed")
+        if len({number for number, _ in self.scopes}) < len(self.scopes):
+            raise TraceError("option-conflict", "--scope names one number twice")
         if self.cta and self.ctas is not None:
             raise TraceError("option-conflict", "--cta names the CTAs recorded, --ctas only how many")
 

@@ -14,7 +14,7 @@ from gwatch.cuda.xtrace.markers import find_markers
 from gwatch.cuda.xtrace.scopes import Scopes, scope_sites
 from gwatch.errors import SiteError
 from gwatch.rewrite.ring import LANES
-from gwatch.rewrite.sites import resolve_with_notes
+from gwatch.rewrite.sites import parse_site, resolve_with_notes
 from gwatch.rewrite.trace import SassTraceSite
 
 if TYPE_CHECKING:
@@ -138,28 +138,46 @@ class _Collected:
         return ids
 
     def region(self, kernel: KernelDef, text: str) -> None:
-        name, equals, rest = text.partition("=")
-        start, between, end = rest.partition(_BETWEEN)
-        if not (name.strip() and equals and between and start.strip() and end.strip()):
-            raise SiteError(
-                "region-syntax",
-                f"region {text!r} is not NAME=SITE..SITE",
-                "for example --region 'main loop=op:BAR.SYNC@first..op:BAR.SYNC@last'",
-            )
-        enters = self.site_ids(kernel, start.strip())
-        leaves = self.site_ids(kernel, end.strip())
+        name, start, end = _region(text)
+        enters = self.site_ids(kernel, start)
+        leaves = self.site_ids(kernel, end)
         if enters == leaves:
             raise SiteError(
                 "region-syntax", f"region {text!r} begins and ends at the same place", "name two different sites"
             )
-        self.regions += [(a, b, name.strip()) for a in enters for b in leaves if a != b]
+        self.regions += [(a, b, name) for a in enters for b in leaves if a != b]
+
+
+def check_syntax(options: ProgramOptions) -> None:
+    """Read sites and regions without a kernel. Raises SiteError ``[site-syntax]``, ``[region-syntax]``."""
+    for text in (*options.sites, *(site for region in options.regions for site in _region(region)[1:])):
+        parse_site(_without_thread(text)[0])
+
+
+def _region(text: str) -> tuple[str, str, str]:
+    """Name and two sites of a region."""
+    name, equals, rest = text.partition("=")
+    start, between, end = rest.partition(_BETWEEN)
+    found = name.strip(), start.strip(), end.strip()
+    if not (equals and between and all(found)):
+        raise SiteError(
+            "region-syntax",
+            f"region {text!r} is not NAME=SITE..SITE",
+            "for example --region 'main loop=op:BAR.SYNC@first..op:BAR.SYNC@last'",
+        )
+    return found
+
+
+def _without_thread(text: str) -> tuple[str, bool]:
+    """A site's text without the option ``thread``, and whether it was there."""
+    parts = text.split(",")
+    kept = [parts[0], *(part for part in parts[1:] if part.strip() != "thread")]
+    return ",".join(kept), len(kept) < len(parts)
 
 
 def _resolve(kernel: KernelDef, text: str) -> list[tuple[SassTraceSite, str]]:
     """Sites and notes on them; sites are warp-level unless the option ``thread`` is given."""
-    parts = text.split(",")
-    per_thread = "thread" in (part.strip() for part in parts[1:])
-    kept = ",".join([parts[0], *(part for part in parts[1:] if part.strip() != "thread")])
+    kept, per_thread = _without_thread(text)
     found = resolve_with_notes(kernel, kept)
     return found if per_thread else [(replace(site, warp_level=True), note) for site, note in found]
 
