@@ -487,7 +487,8 @@ class Replay:
     def _write(
         self, index: int, facts: WordFacts, text: str, state: State, claims: Mapping[Key, str]
     ) -> None:
-        save, load, top = _SAVE.match(text), _LOAD.match(text), _STACK_LOAD.match(text)
+        save, load = _SAVE.match(text), _LOAD.match(text)
+        top = _STACK_LOAD.match(text)
         pack, unpack, copy = _PACK.match(text), _UNPACK.match(text), _COPY.match(text)
         if save:
             slot = self._slot(index, facts, state, int(save[1]), int(save[2], 16))
@@ -497,7 +498,12 @@ class Replay:
         elif load:
             slot = self._slot(index, facts, state, int(load[2]), int(load[3], 16))
             self._set(state, ("R", int(load[1])), state.slots.get(slot, MIXED))
-        elif top and int(top[2], 16) == self._stack_top and top[1] != "1" and ("R", int(top[1])) in claims:
+        elif (
+            top
+            and int(top[2], 16) == self._stack_top
+            and top[1] != "1"
+            and (self.rewrite.claims is None or ("R", int(top[1])) in claims)
+        ):
             state.values["R", int(top[1])] = STACK_TOP
         elif pack:
             mine = sum(1 << number for number in range(7) if ("P", number) not in state.values)

@@ -54,6 +54,16 @@ def _exclusive(first: WordFacts, second: WordFacts) -> bool:
     return first.guard[0] == second.guard[0] and first.guard[1] != second.guard[1]
 
 
+def _again(first: WordFacts, second: WordFacts) -> bool:
+    """Whether the second loads the same constant into the same register, so that it doesn't matter which lands last."""
+    return (
+        second.mnemonic == "LDC"
+        and second.text == first.text
+        and second.guard == ALWAYS
+        and not any(use.file in ("R", "UR") for use in second.reads())
+    )
+
+
 class SectionChecker:
     """The reports on one section; see :func:`check_section`."""
 
@@ -284,6 +294,8 @@ class SectionChecker:
             other = self.view.facts(at)
             same = unit in IN_ORDER and unit_of(other.opcode) == unit
             touched = any(any(key in written for key in use.registers()) for use in other.uses)
+            if touched and _again(facts, other):
+                continue
             if touched and not same and not _exclusive(facts, other):
                 self._report(
                     at,

@@ -10,7 +10,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from gwatch.check import check_kernel
+from gwatch.check.against import check_against
 from gwatch.cuda.binary import Cubin
+from gwatch.cuda.binary.constants import add_constant3
 from gwatch.cuda.binary.nvinfo import Attr
 from gwatch.cuda.binary.nvinfo import parse as parse_attributes
 from gwatch.errors import HazardError
@@ -20,6 +23,7 @@ from gwatch.rewrite import trace as trace_module
 from gwatch.rewrite.homes import Home, Housing
 from gwatch.rewrite.planning import Effort
 from gwatch.rewrite.result import Rewritten
+from gwatch.rewrite.ring import DESCRIPTOR_BYTES
 from gwatch.rewrite.surroundings import Surroundings
 from gwatch.rewrite.trace import SassTraceSite, plan_trace
 from gwatch.rewrite.verify import verify
@@ -136,6 +140,11 @@ def test_values_that_no_register_keeps_are_kept_in_local_memory(parking: None, k
     store = next(text for text in entry if text.startswith("STL"))
     assert store.split("+-")[1].startswith(f"{4 + around.frame:#x}]")
     verify(cubin.data, result)
+    before, _ = add_constant3(cubin.data, plan.site_map.descriptor_symbol, DESCRIPTOR_BYTES, b"")
+    patched = Cubin.from_bytes(plan.data)
+    check = check_kernel(patched, patched.get_kerneldef_by_name(kernel))
+    check_against(Cubin.from_bytes(before), patched, check)
+    assert not check.findings and not check.refused
 
 
 def test_a_value_in_local_memory_that_is_lost_is_caught(monkeypatch: pytest.MonkeyPatch, parking: None) -> None:

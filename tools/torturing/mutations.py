@@ -8,6 +8,7 @@ that took the scoreboard makes what is read here; a register is clobbered only w
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from unittest import mock
@@ -29,6 +30,7 @@ from gwatch.sass.uses import CodeView, Use
 from torturing.cases import Case
 
 ALWAYS = (7, False)
+_SLOT = re.compile(r"(LDL R(\d+), \[R\d+\+-)(0x[0-9a-f]+)\]")
 MOST = 4
 """Seeds of a kind per rewrite."""
 Mutation = tuple[int, Words, int]
@@ -59,7 +61,7 @@ def capture(case: Case) -> tuple[Captured, bytes]:
 
 def with_word(words: Words, index: int, word: int) -> Words:
     """A copy of ``words`` with one replaced."""
-    out = words.copy()
+    out: Words = words.copy()
     out[index] = word & (1 << 64) - 1, word >> 64
     return out
 
@@ -197,6 +199,21 @@ class Planter:
                 word = word_of(self.words, index) & ~(0xFF << 16) | live[0] << 16
                 yield index, with_word(self.words, index, word), index
 
+    def slots(self) -> Iterator[Mutation]:
+        """What was saved or is kept in local memory is loaded from another place."""
+        for index in self.inserted:
+            match = _SLOT.match(self.view.facts(index).text)
+            if match is None:
+                continue
+            for at, _ in self._straight(index):
+                if any(use.file == "R" and use.covers(int(match[2])) for use in self.view.facts(at).uses):
+                    if any(use.file == "R" and use.covers(int(match[2])) for use in self.view.facts(at).reads()):
+                        control = Control.from_word(word_of(self.words, index))
+                        text = f"{match[1]}{int(match[3], 16) + 8:#x}]"
+                        word = self.isa.encode(text, control=control, pc=index * self.isa.arch.instruction_size)
+                        yield at, with_word(self.words, index, word), index
+                    break
+
     def targets(self) -> Iterator[Mutation]:
         """A branch of the kernel leads one instruction further."""
         size = self.isa.arch.instruction_size
@@ -231,6 +248,7 @@ KINDS: dict[str, Callable[[Planter], Iterator[Mutation]]] = {
     "wait": Planter.waits,
     "scoreboard": Planter.scoreboards,
     "clobber": Planter.clobbers,
+    "slot": Planter.slots,
     "target": Planter.targets,
     "original": Planter.originals,
     "reuse": Planter.reuses,
