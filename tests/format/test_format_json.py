@@ -239,3 +239,8 @@ def test_what_is_no_report_is_refused(text, code, tmp_path):
     assert caught.value.code == code
     with pytest.raises(TraceError, match=r"\[no-file\]"):
         File.load(tmp_path / "missing.json")
+
+
+def test_an_unknown_row_form_is_refused():
+    with pytest.raises(ValueError, match=r"\[bad-row-form\] row_form is 'rows'"):
+        Section_IntraKernelTrace(row_form="rows")

@@ -121,6 +121,13 @@ def test_regions_that_are_none_are_refused(pipeline: KernelDef, text: str) -> No
         places_of(pipeline, ProgramOptions("", regions=(text,)))
 
 
+def test_auto_finds_nothing_in_a_kernel_without_barriers_and_loops() -> None:
+    cubin = Cubin.from_file(Path(__file__).parents[1] / "inspect/fixtures/vector_copy.cubin")
+    (kernel,) = cubin.get_map_kernel_def().values()
+    with pytest.raises(SiteError, match=r"\[auto-nothing\] copy_kernel has no barrier, TMA, MMA or loop"):
+        automatic(kernel)
+
+
 def test_auto_names_barriers_loops_and_the_warps_that_run_them(pipeline: KernelDef) -> None:
     assert [(role.name, min(role.body)) for role in roles_of(pipeline)] == [
         ("waiting warps", 4),

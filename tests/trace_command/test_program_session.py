@@ -18,6 +18,7 @@ import pytest
 from test_trace_flow import Machine, left_clean
 
 from gwatch.common.format import File
+from gwatch.cuda.driver import MAX_THREADS
 from gwatch.cuda.program import outcome, replay
 from gwatch.cuda.program import session as session_module
 from gwatch.cuda.program.options import ProgramOptions
@@ -243,6 +244,46 @@ def test_a_crashed_gpu_is_named(
     found = outcome.collect(session)
     assert found["archive"] is None and found["problems"][0].startswith("[kernel-crashed]")
     assert "ILLEGAL_ADDRESS" in found["problems"][0]
+
+
+def test_a_context_that_is_gone_and_a_refused_launch_are_told_from_a_crash(
+    machine: Machine, start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = start()
+    machine.launch()
+    session.kernels["matmul"].traced[0].failed = True
+    (problem,) = outcome.collect(session)["problems"]
+    assert problem.startswith("[launch-failed] the driver refused launch 0 of matmul")
+    session = start()
+    machine.launch()
+
+    def gone(stream: int | None = None) -> None:
+        raise LaunchError("cuda-error", "cuCtxSynchronize: CUDA_ERROR_CONTEXT_IS_DESTROYED")
+
+    monkeypatch.setattr(machine.driver, "synchronize", gone)
+    assert outcome.collect(session)["problems"][0].startswith("[context-gone] ")
+
+
+@pytest.mark.parametrize("code", ["block-too-large", "descriptor-missing"])
+def test_a_launch_that_the_patched_code_cannot_make_stays_as_it_is(
+    machine: Machine, start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, code: str
+) -> None:
+    if code == "block-too-large":
+        real = machine.driver.kernel_attribute
+        monkeypatch.setattr(
+            machine.driver,
+            "kernel_attribute",
+            lambda kernel, attribute, device: 32 if attribute == MAX_THREADS else real(kernel, attribute, device),
+        )
+    else:
+        monkeypatch.setattr(machine.driver, "library_global", lambda library, name: None)
+    session = start()
+    for _ in range(3):
+        machine.launch()
+    found = outcome.collect(session)
+    assert machine.ran == ["plain"] * 3 and found["runs"] == []
+    (problem,) = found["problems"]
+    assert problem.startswith(f"[{code}] ") and "matmul" in problem and "; " in problem
 
 
 def test_a_captured_launch_is_traced_without_events(machine: Machine, start: Callable[..., Any]) -> None:
