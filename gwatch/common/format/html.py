@@ -7,6 +7,7 @@ gets its data as JSON in which no tag can begin, and writes text only through te
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -18,7 +19,8 @@ from gwatch.common.format.histograms import histograms
 from gwatch.common.format.listing import lines_of, taken_at
 from gwatch.common.format.payload import payload
 from gwatch.common.format.run import Run, plain
-from gwatch.common.format.text import duration, locator, source_line
+from gwatch.common.format.text import duration, locator, since, source_line
+from gwatch.common.format.views import between, cost_notes, instruction_of
 from gwatch.common.format.views_more import MAX_FINDINGS, MAX_WAITS
 from gwatch.common.format.waits import wait_scopes, wait_table
 
@@ -124,8 +126,17 @@ def _verdict(verdict: Mapping[str, Any]) -> str:
 
 def _findings(run: Run) -> str:
     found = findings(run)
-    items = "".join(f"<li><code>{escape(f.code)}</code> {escape(f.text)}</li>" for f in found[:MAX_FINDINGS])
+    items = "".join(f"<li><code>{escape(f.code)}</code> {_PLACE.sub(_button, escape(f.text))}</li>"
+                    for f in found[:MAX_FINDINGS])
     return f'<ul class="findings">{items}</ul>\n' if items else ""
+
+
+_PLACE = re.compile(r"\bb\d+ w\d+(?: t\d+)?(?: \+[\d.]+(?:ns|µs|ms|s|[kM]?cyc))?")
+
+
+def _button(place: re.Match[str]) -> str:
+    """A place that a click brings into view."""
+    return f'<button type="button" data-to="{place[0]}" title="Show it">{place[0]}</button>'
 
 
 def _facts(run: Run, a: Mapping[str, Any]) -> str:
@@ -138,7 +149,8 @@ def _facts(run: Run, a: Mapping[str, Any]) -> str:
     if a["unmatched_starts"] or a["unmatched_ends"]:
         entries.append(("Unmatched", f"{a['unmatched_starts']} starts, {a['unmatched_ends']} ends"))
     items = "".join(f"<div><dt>{name}</dt><dd>{escape(text)}</dd></div>" for name, text in entries)
-    notes = "".join(f'<p class="note">{escape(w)}</p>' for w in run.warnings)
+    notes = "".join(f'<p class="why">{escape(f"{name}: {text}")}</p>' for name, text in cost_notes(run))
+    notes += "".join(f'<p class="note">{escape(w)}</p>' for w in run.warnings)
     return (f'<h2 class="kernel" title="{escape(run.kernel)}">{escape(run.kernel)}</h2>'
             f'<dl class="facts">{items}</dl>{notes}\n')
 
@@ -222,7 +234,7 @@ def _sites(run: Run, a: Mapping[str, Any]) -> str:
         total = sum(taken[r] for r in begins)
         what = ", ".join([*(f"begins {label}" for label in dict.fromkeys(r.label for r in begins)),
                           *(f"ends {label}" for label in dict.fromkeys(ends))])
-        rows.append((number, source_line(site), str(site.get("instruction", "")).strip(), what,
+        rows.append((number, source_line(site), instruction_of(site), what,
                      duration(total, run.unit) if begins else "", f"{s['count']:,}", f"{s['records_per_row']:.1f}",
                      duration(s["repeat_min"], run.unit), duration(s["repeat_mean"], run.unit),
                      duration(s["repeat_max"], run.unit)))
@@ -279,12 +291,13 @@ def _waits(run: Run) -> str:
     found = wait_table(run)
     if not found or not run.roles:
         return ""
-    rows = [(w["role"], f"{w['before']} → {w['after']}", f"{w['count']:,}", duration(w["total"], run.unit),
+    rows = [(w["role"], f"{w['before']} → {w['after']}", between(run, w["before"], w["after"]).replace("->", "→"),
+             f"{w['count']:,}", duration(w["total"], run.unit),
              f"{w['share']:.1%}", duration(w["p50"], run.unit),
              "–" if w["released_by"] is None else f"{w['released_by_role'] or ''} {w['released_by']}",
              duration(w["slack_p50"], run.unit)) for w in found[:MAX_WAITS]]
-    head = ["role", "waits between", "count", "total", "of its life", "p50", "ended just before", "slack p50"]
-    return _card("Who waits for whom", _table(head, rows, (0, 1, 6)), "wide")
+    head = ["role", "waits between", "source", "count", "total", "of its life", "p50", "ended just before", "slack p50"]
+    return _card("Who waits for whom", _table(head, rows, (0, 1, 2, 7)), "wide")
 
 
 def _wait_scopes(run: Run) -> str:
@@ -308,7 +321,7 @@ def _pipeline(run: Run, a: Mapping[str, Any]) -> str:
     body = _table(["per row", "mean", "min", "max"], rows)
     body += f'<p>Outside all regions: <b>{p["bubble_ratio"]:.1%}</b> of the rows’ lifetime.</p>'
     found = [(locator(run.trace.rows, b["row"]), duration(b["gap"], run.unit),
-              f"{b['before']} → {b['after']}") for b in a["longest_bubbles"]]
+              since(b["start"] - run.zero, run.unit), f"{b['before']} → {b['after']}") for b in a["longest_bubbles"]]
     if found:
-        body += "<h4>Longest bubbles</h4>" + _table(["row", "bubble", "between"], found, (0, 2))
+        body += "<h4>Longest bubbles</h4>" + _table(["row", "bubble", "at", "between"], found, (0, 3))
     return _card("Pipeline", body)

@@ -113,8 +113,10 @@ def payload(run: Run) -> tuple[dict[str, Any], str]:
     scopes: list[dict[str, Any]] = [
         {"label": label, "role": run.roles.get(label, ""), "sites": _sites_of(run, label)}
         for label in run.labels]
-    scopes += [{"label": f"site {site}", "role": "", "sites": [site, site], "mark": True}
-               for site in lonely_sites(run)]
+    for site in lonely_sites(run):
+        name = str(run.site(site).get("label") or "")
+        scopes.append({"label": f"site {site}" + (f" {name}" if name else ""), "role": "", "sites": [site, site],
+                       "mark": True})
     sites = {str(s.get("site_id", i)): [str(s.get("called_from") or s.get("line") or ""),
                                        str(s.get("instruction") or "")]
              for i, s in enumerate(run.sites)}

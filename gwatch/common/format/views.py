@@ -60,7 +60,7 @@ def header(run: Run, number: int, total: int, style: Style) -> list[str]:
         ends = [since(a[key] - run.zero, unit) for key in ("t_min", "t_max")]
         part = "" if a["t_min"] == run.zero else f"these {' to '.join(ends)}; "
         entries.append(("Times", f"{part}+T counts from {run.zero}, the run's first record"))
-    entries += _notes_on_cost(run)
+    entries += cost_notes(run)
     unmatched = a["unmatched_starts"] + a["unmatched_ends"]
     if unmatched:
         entries.append(("Warning", f"unmatched: {a['unmatched_starts']} starts, {a['unmatched_ends']} ends"))
@@ -75,7 +75,7 @@ def header(run: Run, number: int, total: int, style: Style) -> list[str]:
     return [f"{name:{FIELD}}{style.clean(clip(text, WIDTH - FIELD))}" for name, text in entries]
 
 
-def _notes_on_cost(run: Run) -> list[tuple[str, str]]:
+def cost_notes(run: Run) -> list[tuple[str, str]]:
     """Why there is no cost per record, and whether lost occupancy matters."""
     notes = []
     unknown = run.analysis["cost_unknown"]

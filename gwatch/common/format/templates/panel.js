@@ -77,6 +77,9 @@ class Panel extends Folding {
       const found = this.jump(event.target.value.trim());
       event.target.classList.toggle("bad", !found);
     });
+    for (const place of this.root.querySelectorAll(".findings [data-to]")) {
+      place.addEventListener("click", () => this.jump(place.dataset.to));
+    }
     this.over.addEventListener("click", jump);
     this.over.addEventListener("pointermove", jump);
   }
@@ -120,7 +123,7 @@ class Panel extends Folding {
   // To a place as gwatch prints it ("b4 w2 +1.33 µs", either part), or to the next longest run of a scope.
   jump(text) {
     const { data, meta } = this;
-    const match = /^(?:b(\d+) w(\d+)(?: t(\d+))?)?\s*(?:\+?([\d.]+)\s*(ns|µs|us|ms|s|cyc|k cyc|M cyc))?$/.exec(text);
+    const match = /^(?:b(\d+) w(\d+)(?: t(\d+))?)?\s*(?:\+?([\d.]+)\s*(ns|µs|us|ms|s|cyc|k ?cyc|M ?cyc))?$/.exec(text);
     if (!text || !match) return this.jumpToScope(text);
     const [, block, warp, thread, amount, unit] = match;
     let row = -1;
@@ -130,7 +133,7 @@ class Panel extends Folding {
       if (row < 0) return false;
       row = this.byBlock().get(+block)[row];
     }
-    const scale = { ns: 1, "µs": 1e3, us: 1e3, ms: 1e6, s: 1e9, cyc: 1, "k cyc": 1e3, "M cyc": 1e6 }[unit];
+    const scale = { ns: 1, "µs": 1e3, us: 1e3, ms: 1e6, s: 1e9, cyc: 1, kcyc: 1e3, Mcyc: 1e6 }[(unit || "").replace(" ", "")];
     if (amount !== undefined && ((meta.unit === "ns") === unit.endsWith("cyc") || +amount * scale > this.span)) return false;
     this.show(row, amount === undefined ? null : +amount * scale);
     return true;

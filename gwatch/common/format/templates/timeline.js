@@ -52,6 +52,7 @@ class Timeline {
       label.append(tick, swatch, scope.label);
       box.append(label);
     }
+    if (this.meta.roles.length > 1) box.append(element("span", "pale bar: a wait, in the colour of what ended it"));
   }
 
   controls() {
@@ -317,8 +318,9 @@ class Timeline {
         const b = GUTTER + (data.start[m] + data.length[m] - this.t0) * scale;
         if (!meta.scopes[scope].mark) {
           if (height >= 8 && a > reach + 3) {
-            this.waitLine(c, Math.max(GUTTER, reach), a, y + height / 2);
-            if (height >= 15 && a - reach > 48) this.waitName(c, r, m, until, Math.max(GUTTER, reach), a, y + height / 2);
+            const left = Math.max(GUTTER, reach), mark = a - left >= 6 ? this.waitedFor(r, m, until) : -1;
+            this.waitLine(c, left, a, y + height / 2, height, mark);
+            if (height >= 15 && a - left > 48) this.waitName(c, mark, left, a, y + height / 2);
           }
           reach = reach === Infinity ? b : Math.max(reach, b);
           until = Math.max(until, data.start[m] + data.length[m]);
@@ -341,16 +343,28 @@ class Timeline {
     }
   }
 
-  // A row that waits between two regions shows as a thin line.
-  waitLine(c, from, to, y) {
-    c.fillStyle = colours.line;
-    c.fillRect(from + 1, y - 0.5, to - from - 2, 1.5);
+  // What the wait before mark m of row r was for: the other role's work that ended last in it; -1 for nothing known.
+  waitedFor(r, m, until) {
+    if (!this.releasers.has(m)) this.releasers.set(m, this.releaser(r, until, this.data.start[m]).mark);
+    return this.releasers.get(m);
   }
 
-  // … and where there is room, as what the wait was for: the other role's work that ended last in it.
-  waitName(c, r, m, until, from, to, y) {
-    if (!this.releasers.has(m)) this.releasers.set(m, this.releaser(r, until, this.data.start[m]).mark);
-    const mark = this.releasers.get(m);
+  // A row that waits between two regions shows as a thin line; as a bar in the colour of what it was for, if known.
+  waitLine(c, from, to, y, height, mark) {
+    if (mark < 0) {
+      c.fillStyle = colours.line;
+      c.fillRect(from + 1, y - 0.5, to - from - 2, 1.5);
+      return;
+    }
+    const thick = Math.max(3, Math.min(8, Math.round(height / 3)));
+    c.globalAlpha = 0.34;
+    c.fillStyle = colours.ink[ink(this.data.scope[mark])];
+    c.fillRect(from + 1, y - thick / 2, to - from - 2, thick);
+    c.globalAlpha = 1;
+  }
+
+  // … and where there is room, its name.
+  waitName(c, mark, from, to, y) {
     if (mark < 0) return;
     const text = "for " + this.meta.scopes[this.data.scope[mark]].label, room = Math.floor((to - from - 10) / 6.2);
     if (room < 7 && room < text.length) return;
@@ -365,7 +379,7 @@ class Timeline {
 
   label(c, scope, x, y, wide, height) {
     const room = Math.floor((wide - 9) / 6.2), text = this.meta.scopes[scope].label;
-    if (room < Math.min(4, text.length)) return;
+    if (room < Math.min(8, text.length)) return;
     const [red, green, blue] = rgb(colours.ink[ink(scope)]);
     c.fillStyle = 0.299 * red + 0.587 * green + 0.114 * blue > 130 ? "#10151b" : "#ffffff";
     c.textAlign = "left";
