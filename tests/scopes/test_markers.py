@@ -268,3 +268,9 @@ def test_the_header_is_where_get_include_says() -> None:
     assert f"st.shared.b32 [%%gwatch_n+{markers.PAYLOAD_PLACE}]" in header
     for macro in ("SCOPE_START(ID)", "SCOPE_END(ID)", "SCOPE(ID)", "SCOPE_START_VALUE(ID, VALUE)"):
         assert f"#define GWATCH_CUDA_KERNEL_{macro}" in header
+
+
+def test_a_triton_marker_outside_a_kernel_is_refused() -> None:
+    for marker in (triton.scope_start, triton.scope_end):
+        with pytest.raises(SiteError, match=r"\[scope-outside\].*inside a @triton.jit function"):
+            marker(1)

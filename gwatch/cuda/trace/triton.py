@@ -38,14 +38,14 @@ scope_end.__triton_builtin__ = True  # type: ignore[attr-defined]
 
 
 def _mark(scope_id: Any, end: bool, payload: Any, semantic: Any) -> None:
-    from triton.language import core
-
     if semantic is None:
         raise SiteError(
             "scope-outside",
             "a Triton scope marker was called from Python",
             "call it inside a @triton.jit function",
         )
+    from triton.language import core
+
     number = checked_id(getattr(scope_id, "value", scope_id))
     arguments, constraints = [], "=r"
     # An inline assembly of Triton has to have a result; this one is never used, and costs nothing.
