@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
 import pytest
 from format_pages import counted, needs_browser, page
 from format_synth import REGIONS, ROLES, result_of, specialised
+from test_format_findings import pipeline
 
 from gwatch.common.format.payload import typical_block
 from gwatch.common.format.run import run_of
@@ -131,6 +133,27 @@ def jump(browser, text):
     browser.frame()
     bad = browser.ask("document.querySelector('.jump').classList.contains('bad')")
     return None if bad else browser.text(".state")
+
+
+@needs_browser
+def test_narrow_waits_have_the_colour_of_what_ended_them_and_findings_lead_to_them(browser, tmp_path):
+    browser.open(page(tmp_path, pipeline(blocks=2, load=260, iterations=20), regions=REGIONS[:2],
+                      roles={"load": "Copy", "math": "Math"}))
+    # The rows of the open block: intervals are orange, waits a pale blue bar of eight lines, the ground is white.
+    counts = browser.ask("""(() => { const c = document.querySelector('.time'), x = c.getContext('2d');
+      const d = x.getImageData(150, 90, c.width - 160, 78).data, n = [0, 0];
+      for (let i = 0; i < d.length; i += 4) {
+        n[0] += d[i] > 200 && d[i + 2] < 80; n[1] += d[i] > 140 && d[i] < 190 && d[i + 2] > 215; }
+      return n; })()""")
+    assert counts[0] > 1000 and 1000 < counts[1] < counts[0]
+    place = browser.text(".findings [data-to]")
+    assert re.fullmatch(r"b\d w\d \+[\d.]+(ns|µs)", place) and "pale bar" in browser.text(".legend")
+    before = browser.text(".state")
+    browser.ask("document.querySelector('.findings [data-to]').click()")
+    browser.frame()
+    assert browser.text(".state") != before
+    assert jump(browser, place.split(" ")[2]) is not None
+    assert browser.problems == []
 
 
 @needs_browser

@@ -126,7 +126,7 @@ class Run:
     def row_roles(self) -> tuple[list[str], I32]:
         """(role names, per row the index of its role; -1 without any). A row keeps its role in every window of time."""
         whole = self._whole[0]
-        scope = tables.scope_of(whole, self.regions, self.labels)
+        scope = self.scope if self.window is None else tables.scope_of(whole, self.regions, self.labels)
         return tables.row_roles(whole, scope, self.labels, self.roles, len(self.trace.rows))
 
     @property
