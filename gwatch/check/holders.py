@@ -40,6 +40,7 @@ _SPILLS = 1
 """ANNOTATIONS of this kind point at spills."""
 _LOCAL = frozenset({"STL", "LDL"})
 _INDIRECT = frozenset({"BRX", "BRXU", "JMX", "JMXU"})
+_SPECIAL_READS = frozenset({"S2R", "S2UR"})
 _COUNT_SHIFT = 24
 _BANK = ".nv.constant2"
 _DISPLACEMENT = re.compile(r"-?0x[0-9a-f]+$")
@@ -68,6 +69,7 @@ class HolderChecker:
         self._symbols()
         self._relocations()
         self._registers()
+        self._specials()
         return self.followed
 
     def _place(self, offset: int, holder: str) -> int | None:
@@ -181,6 +183,17 @@ class HolderChecker:
         held = self.kernel.section.info >> _COUNT_SHIFT
         if held and held != count:
             self.report(None, "registers", f"the code section says {held} registers, the attribute {count}")
+
+    def _specials(self) -> None:
+        if not self.cubin.arch.marks_ctaid_z:
+            return
+        if any(item.code == Attr.CTAIDZ_USED for item in self.kernel.attributes):
+            return
+        for index in range(len(self.view)):
+            facts = self.view.facts(index)
+            if facts.mnemonic in _SPECIAL_READS and "SR_CTAID.Z" in facts.text:
+                self.report(index, "attribute", "reads SR_CTAID.Z in a kernel without CTAIDZ_USED")
+                return
 
     def _user_of(self, register: int) -> int:
         """The first instruction that reads or writes ``register``."""

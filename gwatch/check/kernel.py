@@ -41,7 +41,7 @@ def check_kernel(cubin: Cubin, kernel: KernelDef) -> KernelCheck:
 def _check(cubin: Cubin, kernel: KernelDef, result: KernelCheck) -> None:
     isa = isa_for(cubin.arch.name)
     try:
-        latency = latency_for(cubin.arch.table)
+        latency = latency_for(cubin.arch.latency)
     except UnsupportedError as error:
         # Scoreboards, control words and code offsets can be checked without distances.
         result.refused = str(error)

@@ -395,8 +395,12 @@ class Binder:
             except EncodeError as error:
                 failure = failure or error
         assert failure is not None
-        message = f"{item.snippet.name} line {line.line}: {failure.message}"
-        raise EncodeError(failure.code, message, failure.hint)
+        arch = self.isa.arch.name
+        raise EncodeError(
+            failure.code,
+            f"{self.kernel.name} ({arch}): line {line.line} of {item.snippet.name} ({text}): {failure.message}",
+            failure.hint or f"write it as {arch} code does: gwatch rewrite --list prints the kernel's own",
+        )
 
     def _spellings(
         self, item: Insertion, line: SnippetLine, registers: Registers, guard: str

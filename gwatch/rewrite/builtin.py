@@ -96,8 +96,8 @@ class Recorder:
         ]
         if not lean:
             found.append(StateRegister("base", 1, "R", (0,)))
-        # Stores that take offsets need no descriptor, only the prologue's do.
-        uniform = [("chunk" if self.offsets else "desc", 2)]
+        # Stores that take offsets need no descriptor, only the prologue's do; the oldest architecture has none.
+        uniform = [("chunk", 2)] if self.offsets else [("desc", 2)] if self.described else []
         if not plain and not self.offsets:
             uniform.append(("high", 1))
             if lean:
@@ -106,6 +106,29 @@ class Recorder:
             uniform.append(("head", 2 if self.offsets else 1))
         found += [StateRegister(name, width, "UR", tuple(range(width))) for name, width in uniform]
         return found
+
+    @property
+    def described(self) -> bool:
+        """Whether global memory is reached through a descriptor in a uniform pair."""
+        return self.arch.descriptor_offset is not None
+
+    def opcode(self, name: str) -> str:
+        """An opcode of global memory; accesses without a descriptor say that the whole system sees them."""
+        return name if self.described else f"{name}.SYS"
+
+    def memory(self, pair: str, offset: int = 0) -> str:
+        """Global memory at the address in ``pair`` plus ``offset`` bytes."""
+        plus = f"+{offset:#x}" if offset else ""
+        return f"desc[%desc][%{pair}.64{plus}]" if self.described else f"[%{pair}{plus}]"
+
+    def constant(self, target: str, bank: int, offset: int, words: int = 1) -> str:
+        """Lines that load ``words`` (1 or 2) of a constant bank into ``target`` and the register behind it."""
+        if not self.arch.constant_moves:
+            # nvdisasm prints an offset of zero as RZ for LDC.
+            return f"LDC{'.64' if words == 2 else ''} {target}, c[{bank:#x}][{f'{offset:#x}' if offset else 'RZ'}]"
+        name, _, element = target.partition("+")
+        places = (f"{name}+{int(element or 0) + word}" for word in range(words))
+        return "; ".join(f"MOV {place}, c[{bank:#x}][{offset + 4 * word:#x}]" for word, place in enumerate(places))
 
     def state(self, *names: str) -> tuple[str, ...]:
         """Those of ``names`` that this shape has."""
@@ -125,14 +148,13 @@ def prologue(recorder: Recorder, descriptor: int) -> Snippet:
     the ring's shape go on in the untouched copy of the code.
     """
     arch, fmt, head, shape = recorder.arch, recorder.fmt, recorder.head, recorder.shape
-    assert arch.descriptor_offset is not None
     block, grid = arch.launch_dims_offset, arch.grid_dims_offset
     fields = DESCRIPTOR_DTYPE.fields
     header = HEADER_DTYPE.fields
     assert fields is not None and header is not None
 
-    def armed(name: str) -> str:
-        return _constant(3, descriptor + fields[name][1])
+    def armed(target: str, name: str, words: int = 2) -> str:
+        return recorder.constant(target, 3, descriptor + fields[name][1], words)
 
     if shape is Shape.LEAN or recorder.offsets:
         # The lane's part and the chunk's stay apart.
@@ -144,26 +166,31 @@ def prologue(recorder: Recorder, descriptor: int) -> Snippet:
         place = f"IMAD %base, %a+1, {fmt.chunk_bytes:#x}, %ring; IMAD %base, %a, {fmt.record_bytes:#x}, %base"
         constants = "MOV %addr+1, %ring+1" if shape is Shape.PLAIN else "R2UR %high, %ring+1"
     heads = "R2UR %head, %head_at" + ("; R2UR %head+1, %head_at+1" if recorder.offsets else "")
-    second = f"STG.E.EF.64 desc[%desc][%head_at.64+{header['clock_in2'][1]:#x}], %dim"
+    store, load = recorder.opcode("STG.E.EF"), recorder.opcode("LDG.E")
+    wide, pair = store.replace("EF", "EF.128"), store.replace("EF", "EF.64")
+    second = f"{pair} {recorder.memory('head_at', header['clock_in2'][1])}, %dim"
+    described = ""
+    if arch.descriptor_offset is not None:
+        described = f"{arch.constant_load}.64 %desc, c[0x0][{arch.descriptor_offset:#x}]"
     lines = f"""
-        LDC.64 %ring, {armed("ring")}
+        {armed("%ring", "ring")}
         LOP3.LUT %a+3, %ring, %ring+1, RZ, 0xfc, !PT
         ISETP.EQ.U32.AND %out, PT, %a+3, RZ, PT
         @%out BRA {{original}}                   // unarmed: nothing else was started
-        LDC.64 %head_at, {armed("headers")}
-        LDC.64 %table, {armed("table")}
-        LDC.64 %limit, {armed("cta_slots")}      // CTA slots, warps per CTA
-        LDC %dim, {_constant(0, block + 4)}
-        LDC %dim+1, {_constant(0, block)}
-        LDC %dim2, {_constant(0, grid + 4)}
-        LDC %dim2+1, {_constant(0, grid)}
+        {armed("%head_at", "headers")}
+        {armed("%table", "table")}
+        {armed("%limit", "cta_slots")}      // CTA slots, warps per CTA
+        {recorder.constant("%dim", 0, block + 4)}
+        {recorder.constant("%dim+1", 0, block)}
+        {recorder.constant("%dim2", 0, grid + 4)}
+        {recorder.constant("%dim2+1", 0, grid)}
         S2R %a+2, SR_TID.Z
         S2R %a+1, SR_TID.Y
         S2R %a, SR_TID.X
         S2R %b, SR_CTAID.Z
         S2R %b+1, SR_CTAID.Y
         S2R %b+3, SR_CTAID.X
-        {arch.constant_load}.64 %desc, {_constant(0, arch.descriptor_offset)}
+        {described}
         IMAD %a+1, %a+2, %dim, %a+1
         IMAD %a, %a+1, %dim+1, %a                // linear thread
         IMAD %b+1, %b, %dim2, %b+1
@@ -172,7 +199,7 @@ def prologue(recorder: Recorder, descriptor: int) -> Snippet:
         ISETP.NE.U32.AND %out, PT, %a+3, RZ, PT
         IMAD.WIDE.U32 %table, %b+3, 0x4, %table
         MOV %b+2, %b+3                           // the slot: the CTA's own number, or what the table says
-        @%out LDG.E %b+2, desc[%desc][%table.64]
+        @%out {load} %b+2, {recorder.memory("table")}
         SHF.R.U32.HI %a+1, RZ, {_LANE_BITS:#x}, %a   // warp
         ISETP.GE.U32.AND %out, PT, %b+2, %limit, PT  // a negative slot is a large one
         ISETP.GE.U32.OR %out, PT, %a+1, %limit+1, %out
@@ -187,27 +214,22 @@ def prologue(recorder: Recorder, descriptor: int) -> Snippet:
         S2R %b+1, SR_VIRTUALSMID
         VOTE.ANY %b+2, PT, PT
         {heads if head else ""}
-        STG.E.EF.128 desc[%desc][%head_at.64+{header["canary"][1]:#x}], %b
+        {wide} {recorder.memory("head_at", header["canary"][1])}, %b
         CS2R %a, SR_CLOCKLO
         CS2R %a+2, SR_GLOBALTIMERLO
         {_SECOND_PAIR if head else ""}
-        STG.E.EF.128 desc[%desc][%head_at.64], %a
+        {wide} {recorder.memory("head_at")}, %a
         {second if head else ""}
     """
     high = ("addr",) if shape is Shape.PLAIN else ()
     return Snippet(
         lines,
         registers={"ring": 2, "head_at": 2, "table": 2, "limit": 2, "dim": 2, "dim2": 2, "a": 4, "b": 4},
-        uniforms={"desc": 2} if recorder.offsets else {},
+        uniforms={"desc": 2} if recorder.offsets and recorder.described else {},
         predicates=("out",),
         state=recorder.state("off", "base", "high", "chunk", "desc", "head", *high),
         name="ring prologue",
     )
-
-
-def _constant(bank: int, offset: int) -> str:
-    """The operand as nvdisasm prints it: an offset of zero is RZ for LDC."""
-    return f"c[{bank:#x}][{offset:#x}]" if offset else f"c[{bank:#x}][RZ]"
 
 
 def record(
@@ -245,15 +267,15 @@ def record(
     if pair and value != "ns:64" and not (timer and place == "%rec+3"):
         lines.append("CS2R.32 %rec+3, SR_GLOBALTIMERLO")
     if warp_level and not elect_free:
-        lines += _elect_lowest(fmt, tag, wanted, "%off" if lean else "%base")
+        lines += _elect_lowest(recorder, tag, wanted, "%off" if lean else "%base")
     if not timer:
         lines += _value(value, place, wanted)
     lines += _address(recorder, tag)
     # Without x and y the low half of a wide record says all.
     width = 128 if wide and full else 64
-    target = "[%addr.U32+%chunk]" if recorder.offsets else "desc[%desc][%addr.64]"
-    lines.append(f"{store}STG.E.EF.{width} {target}, %rec")
-    lines.append(f"{store}IADD3 %off, %off, {fmt.step:#x}, RZ")
+    target = "[%addr.U32+%chunk]" if recorder.offsets else recorder.memory("addr")
+    lines.append(f"{store}{recorder.opcode(f'STG.E.EF.{width}')} {target}, %rec")
+    lines.append(store + recorder.arch.sum.format("%off", "%off", f"{fmt.step:#x}"))
     return Snippet(
         "\n".join(lines),
         predicates=(*(("elected",) if warp_level else ()), *(("run",) if uniform else ())),
@@ -280,19 +302,20 @@ def _address(recorder: Recorder, tag: str) -> list[str]:
     elif fmt.keep is Keep.NEWEST:
         lines.append(f"LOP3.LUT %addr, %off, {fmt.mask:#x}, %base, 0xea, !PT")
     else:
-        lines += [f"VIMNMX.U32 %addr, %off, {fmt.limit:#x}, PT", "IADD3 %addr, %addr, %base, RZ"]
+        lines.append(recorder.arch.minimum.format("%addr", "%off", f"{fmt.limit:#x}"))
+        lines.append(recorder.arch.sum.format("%addr", "%addr", "%base"))
     return lines
 
 
-def _elect_lowest(fmt: RingFormat, mask: str, wanted: str, base: str) -> list[str]:
+def _elect_lowest(recorder: Recorder, mask: str, wanted: str, base: str) -> list[str]:
     """Elect the lowest lane for which ``wanted`` holds; ``mask`` is a register of the record not yet in use.
 
     The lane's number is in the low bits of ``base``, the rest of which is a multiple of one slot of the warp.
     """
-    shift = fmt.record_bytes.bit_length() - 1
+    shift = recorder.fmt.record_bytes.bit_length() - 1
     return [
         f"VOTE.ANY {mask}, PT, {wanted}",
-        f"IADD3 %addr, -{mask}, RZ, RZ",
+        recorder.arch.sum.format("%addr", f"-{mask}", "RZ"),
         f"LOP3.LUT {mask}, {mask}, %addr, RZ, 0xc0, !PT",
         f"SHF.R.U32.HI %addr, RZ, {shift:#x}, {base}",
         f"SHF.R.W.U32 {mask}, {mask}, %addr, RZ",
@@ -327,7 +350,7 @@ def exit_pair(recorder: Recorder, guarded: bool) -> Snippet:
         address, target = "MOV %addr, RZ", f"[%addr.U32+%head+{out}]"
     else:
         high = "" if recorder.shape is Shape.PLAIN else "; MOV %addr+1, %high"
-        address, target = f"MOV %addr, %head{high}", f"desc[%desc][%addr.64+{out}]"
+        address, target = f"MOV %addr, %head{high}", recorder.memory("addr", fields["clock_out"][1])
     return Snippet(
         f"""
         CS2R.32 %rec, SR_CLOCKLO
@@ -335,7 +358,7 @@ def exit_pair(recorder: Recorder, guarded: bool) -> Snippet:
         CS2R.32 %rec+2, SR_CLOCKLO
         CS2R.32 %rec+3, SR_GLOBALTIMERLO
         {address}
-        {"@%guard " if guarded else ""}STG.E.EF.128 {target}, %rec
+        {"@%guard " if guarded else ""}{recorder.opcode("STG.E.EF.128")} {target}, %rec
         """,
         state=recorder.state("addr", "rec", "desc", "head", "high"),
         inherit_guard=guarded,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from gwatch.cuda.binary.declare import declare_ctaid_z
 from gwatch.cuda.binary.relayout import Moved, TextEdit, apply_edit
 from gwatch.cuda.binary.stack import grow_stack
 from gwatch.errors import KernelError, SiteError, UnsupportedError
@@ -290,6 +291,8 @@ class Rewriter:
             image = grow_stack(image, self.kernel.symbol.index, plan.frame)
             holders.add("stack size")
         data = apply_edit(image, edit, holders)
+        if self.cubin.arch.marks_ctaid_z and self._reads_ctaid_z(runs):
+            data = declare_ctaid_z(data, self.kernel.name)
         used = threads or DEFAULT_THREADS
         return Rewritten(
             data=data,
@@ -316,6 +319,10 @@ class Rewriter:
             moved=dict(sorted(holders.counts.items())),
             check=check,
         )
+
+    def _reads_ctaid_z(self, runs: list[Run]) -> bool:
+        declared = any("ctaid.z" in item.snippet.needs for item in self._insertions)
+        return declared or any("SR_CTAID.Z" in line.text for run in runs for line in run.lines)
 
     def _allocator(self) -> Allocator:
         around = self.surroundings

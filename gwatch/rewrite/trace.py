@@ -233,10 +233,6 @@ def plan_trace(
         raise SiteError("site-count", f"{len(sites)} sites", f"at most {MAX_SITES} per trace")
     fmt, pairs = choose_format(sites, clock, depth, keep, duration_ns)
     arch = cubin.arch
-    if arch.descriptor_offset is None:
-        raise UnsupportedError(
-            "trace-arch", f"{arch.name} has no memory descriptors, which the records are stored through"
-        )
     name = kernel if isinstance(kernel, str) else kernel.name
     cubin.get_kerneldef_by_name(name)
     if read_note(cubin.data, NOTE_NAME) is not None:

@@ -23,22 +23,24 @@ SM_REGISTER = "SR_VIRTUALSMID"
 class Arch:
     """One architecture.
 
-    ``name`` is ptxas' spelling (``sm_90a``), ``number`` the SM number (90), ``suffix`` "", "a" or "f".
-    ``table`` names the ISA table, ``latency`` the table of issue distances. ``nvdisasm`` is nvdisasm's ``-b`` spelling. Sizes: registers and threads
-    per SM; shared memory in bytes. ``uniform_zero`` is the index of URZ.
+    ``name`` is ptxas' spelling (``sm_90a``), ``number`` the SM number (90), ``suffix`` "", "a" or "f". ``table`` names
+    the ISA table, ``latency`` the table of issue distances. ``nvdisasm`` is nvdisasm's ``-b`` spelling. Sizes:
+    registers and threads per SM; shared memory in bytes. ``uniform_zero`` is the index of URZ.
 
     Places in constant bank 0 (bytes): ``descriptor_offset`` the global-memory descriptor (None: the architecture has
     none), ``launch_dims_offset`` blockDim.x, y, z, ``grid_dims_offset`` gridDim.x, y, z, ``param_base`` the first
     kernel parameter (a kernel states its own: ``KernelDef.param_base``), ``stack_offset`` the initial stack pointer.
 
-    ``constant_load`` is the opcode that loads constants into uniform registers; ``uniform_scoreboard``: its result is
-    announced by a scoreboard, else it comes after a fixed time. ``uniform_clock`` is the opcode that reads the cycle
-    counter into a uniform register. ``has_elect``: the ELECT instruction exists. ``hides_descriptor``: nvdisasm does
-    not print the descriptor register of an access. ``marks_ctaid_z``: a kernel that reads SR_CTAID.Z must say so
-    (attribute CTAIDZ_USED). ``section_registers``: the register count also stands in the code section's header.
-    ``mercury``: compilers add a second form of the code (``.nv.capmerc`` sections), which ``flags`` announce.
-    ``offset_stores``: global stores to ``[R.U32+UR]``, a 32-bit offset from an address in a uniform pair, were seen to
-    work on the hardware (no compiler writes them without a descriptor).
+    ``constant_moves``: compilers read constants as operands of MOV, at fixed latency, and with LDC only at computed
+    offsets. ``sum`` and ``minimum`` say how the sum and the unsigned minimum of two are written: text with places for
+    the destination and the two sources. ``constant_load`` is the opcode that loads constants into uniform registers;
+    ``uniform_scoreboard``: its result is announced by a scoreboard, else it comes after a fixed time. ``uniform_clock``
+    is the opcode that reads the cycle counter into a uniform register. ``has_elect``: the ELECT instruction exists.
+    ``hides_descriptor``: nvdisasm does not print the descriptor register of an access. ``marks_ctaid_z``: a kernel that
+    reads SR_CTAID.Z must say so (attribute CTAIDZ_USED). ``section_registers``: the register count also stands in the
+    code section's header. ``mercury``: compilers add a second form of the code (``.nv.capmerc`` sections), which
+    ``flags`` announce. ``offset_stores``: global stores to ``[R.U32+UR]``, a 32-bit offset from an address in a uniform
+    pair, were seen to work on the hardware (no compiler writes them without a descriptor).
     Registers are given to warps in steps of ``register_step`` a thread.
     """
 
@@ -60,6 +62,9 @@ class Arch:
     grid_dims_offset: int
     param_base: int
     stack_offset: int
+    constant_moves: bool
+    sum: str
+    minimum: str
     constant_load: str
     uniform_scoreboard: bool
     uniform_clock: str
@@ -115,6 +120,16 @@ _FACTS: dict[int, tuple[tuple[str, ...], int, int, int, int, int, int, int | Non
 _FAMILIES = ((75, "sm_75"), (80, "sm_80"), (90, "sm_90"), (100, "sm_100"), (120, "sm_120"))
 # Distances by SM number, where compilers leave others within a family (isa/LATENCY.md).
 _LATENCY_FAMILIES = tuple(sorted((*_FAMILIES, (86, "sm_86"))))
+_SUM = {
+    **dict.fromkeys(("sm_75", "sm_80", "sm_90"), "IADD3 {}, {}, {}, RZ"),
+    "sm_100": "IADD3 {}, PT, PT, {}, {}, RZ",
+    "sm_120": "IADD {}, {}, {}",
+}
+_MINIMUM = {
+    **dict.fromkeys(("sm_75", "sm_80"), "IMNMX.U32 {}, {}, {}, PT"),
+    **dict.fromkeys(("sm_90", "sm_120"), "VIMNMX.U32 {}, {}, {}, PT"),
+    "sm_100": "VIMNMX.U32 {}, PT, PT, {}, {}, PT",
+}
 # Tried on an H200, with offsets on both sides of 2^31.
 _OFFSET_STORES = {90}
 
@@ -132,6 +147,7 @@ def _build() -> dict[str, Arch]:
                 reserved * _KIB, zero, descriptor, elect,
                 launch_dims_offset=0x360 if wide else 0, grid_dims_offset=0x370 if wide else 0xC,
                 param_base=0x380 if wide else 0x210 if number >= 90 else 0x160, stack_offset=0x37C if wide else 0x28,
+                constant_moves=number < 90, sum=_SUM[table], minimum=_MINIMUM[table],
                 constant_load="LDCU" if wide else "ULDC", uniform_scoreboard=wide,
                 uniform_clock="CS2UR.32" if number >= 120 else "S2UR", hides_descriptor=80 <= number < 90,
                 marks_ctaid_z=number < 90, section_registers=number < 90, mercury=wide,

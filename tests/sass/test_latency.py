@@ -82,7 +82,7 @@ def test_latency_classes(opcode: str, name: str) -> None:
 
 def test_an_architecture_without_a_table_is_refused() -> None:
     with pytest.raises(UnsupportedError, match=r"\[latency-unknown\]"):
-        latency_for("sm_75")
+        latency_for("sm_70")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,47 @@
+"""Rewriting kernels of every architecture: proved by nvdisasm and the checker, in that architecture's own spelling."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gwatch.check import check_kernel
+from gwatch.cuda.binary.cubin import Cubin
+from gwatch.cuda.binary.nvinfo import Attr, first
+from gwatch.rewrite.trace import SassTraceSite, plan_trace
+from gwatch.rewrite.verify import verify
+
+# A small kernel of each architecture, and how it is spelled there: constants, stores, sums.
+CASES = {
+    "sm_75-ctranslate2-37f0ffa36502": ("MOV R", "STG.E.EF.64.SYS [R", "IADD3 R"),
+    "sm_80-ctranslate2-a74f44d8281a": ("MOV R", "STG.E.EF.64 desc[UR", "IADD3 R"),
+    "sm_86-ctranslate2-c17b98e5f7e4": ("MOV R", "STG.E.EF.64 desc[UR", "IADD3 R"),
+    "sm_89-bitsandbytes-33a0e4586f25": ("MOV R", "STG.E.EF.64 desc[UR", "IADD3 R"),
+    "sm_90-jax_cuda13_plugin-bb4300356c24": ("LDC.64 R", "STG.E.EF.64 desc[UR", "IADD3 R"),
+    "sm_100-jax_cuda13_plugin-069a97ccb693": ("LDC.64 R", "STG.E.EF.64 desc[UR", ", PT, PT, R"),
+    "sm_103a-sgl_flash_mla-32acc6023595": ("LDC.64 R", "STG.E.EF.64 desc[UR", ", PT, PT, R"),
+    "sm_120-jax_cuda13_plugin-056781364ff1": ("LDC.64 R", "STG.E.EF.64 desc[UR", "IADD R"),
+}
+
+
+@pytest.mark.parametrize("stem", CASES)
+def test_records_are_written_as_the_architecture_does_and_proved(corpus_all: list[Path], stem: str) -> None:
+    (path,) = [item for item in corpus_all if item.stem == stem]
+    cubin = Cubin.from_file(path)
+    long_enough = [item for item in cubin.get_map_kernel_def().values() if item.code.unpadded > 10]
+    kernel = min(long_enough, key=lambda item: len(item.words))
+    sites = [SassTraceSite(2, warp_level=True), SassTraceSite(5), SassTraceSite(6, special="activemask")]
+    plan = plan_trace(cubin, kernel, sites, clock="anchor", keep="first")
+    verify(cubin.data, plan.rewritten)
+    patched = Cubin.from_bytes(plan.data)
+    after = patched.get_kerneldef_by_name(kernel.name)
+    assert check_kernel(patched, after).findings == []
+    constant, store, total = CASES[stem]
+    texts = [text for site in plan.rewritten.sites for text in site.texts]
+    for wanted in (constant, store, total):
+        assert any(wanted in text for text in texts), (wanted, texts)
+    assert any(text.startswith("ELECT") for text in texts) == cubin.arch.has_elect
+    # The prologue reads SR_CTAID.Z, which older architectures want declared.
+    declared = first(after.attributes, Attr.CTAIDZ_USED) is not None
+    assert declared or not cubin.arch.marks_ctaid_z
