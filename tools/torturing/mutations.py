@@ -16,6 +16,7 @@ from unittest import mock
 import numpy as np
 
 from gwatch.check import check_kernel
+from gwatch.check.against import check_against
 from gwatch.cuda.binary import Cubin
 from gwatch.cuda.binary.nvinfo import OFFSET_SHAPES
 from gwatch.errors import GWatchError
@@ -46,8 +47,8 @@ class Captured:
     rewrite: Rewrite
 
 
-def capture(case: Case) -> tuple[Captured, bytes]:
-    """Build ``case`` and keep what the checker was given, with the image before packing."""
+def capture(case: Case) -> tuple[Captured, bytes, bytes]:
+    """Build ``case`` and keep what the checker was given, with the images before and after."""
     kept: list[Captured] = []
 
     def keep(isa: Isa, latency: LatencyTable, rewrite: Rewrite) -> str:
@@ -55,8 +56,8 @@ def capture(case: Case) -> tuple[Captured, bytes]:
         return check_rewrite(isa, latency, rewrite)
 
     with mock.patch.object(rewriter_module, "check_rewrite", keep):
-        _, _, after = case.build()
-    return kept[-1], after
+        before, _, after = case.build()
+    return kept[-1], before, after
 
 
 def with_word(words: Words, index: int, word: int) -> Words:
@@ -262,7 +263,7 @@ def overlap(one: Use, other: Use) -> bool:
 
 def plant_all(case: Case) -> dict[str, tuple[int, int, list[str]]]:
     """Kind -> (seeds, caught at the right place, sentences about the others)."""
-    captured, after = capture(case)
+    captured, original, after = capture(case)
     planter = Planter(captured)
     found: dict[str, tuple[int, int, list[str]]] = {}
     for kind, make in KINDS.items():
@@ -285,12 +286,14 @@ def plant_all(case: Case) -> dict[str, tuple[int, int, list[str]]]:
             if seeds >= MOST:
                 break
         found[kind] = seeds, caught, missed
-    found["offset"] = plant_offsets(after, case.kernel)
+    found["offset"] = plant_offsets(original, after, case.kernel)
     return found
 
 
-def plant_offsets(image: bytes, kernel: str) -> tuple[int, int, list[str]]:
-    """Each attribute that holds code offsets, one entry moved by one instruction."""
+def plant_offsets(original: bytes, image: bytes, kernel: str) -> tuple[int, int, list[str]]:
+    """Each attribute that holds code offsets, one entry moved by one instruction. Where it then points at another
+    instruction that it may mean, only the comparison with the original can tell.
+    """
     cubin = Cubin.from_bytes(image)
     definition = cubin.get_kerneldef_by_name(kernel)
     before = check_kernel(cubin, definition)
@@ -311,7 +314,10 @@ def plant_offsets(image: bytes, kernel: str) -> tuple[int, int, list[str]]:
         seeds += 1
         broken = cubin.get_kerneldef_by_name(kernel)
         with mock.patch.dict(vars(broken), {"attributes": tuple(changed)}):
-            reports = check_kernel(cubin, broken).findings
+            checked = check_kernel(cubin, broken)
+            if not [item for item in checked.findings if item not in before.findings]:
+                check_against(Cubin.from_bytes(original), cubin, checked)
+            reports = checked.findings
         if {item.index for item in reports if item not in before.findings} & {index, index + 1}:
             caught += 1
         else:
