@@ -56,6 +56,7 @@ def run(args: argparse.Namespace) -> int:
     }
     before = _original(args.original)
     left: list[str] = []
+    unconfirmed: set[str] = set()
     for path in args.paths:
         expect(path, *ARTIFACTS)
         for member, data in _images(path):
@@ -78,6 +79,8 @@ def run(args: argparse.Namespace) -> int:
                 left += [f"{member}: {check.kernel}: {check.refused}"] if check.refused else []
                 if not args.json:
                     _print(member, check, len(args.paths) > 1 or member != path)
+            if checks and cubin.arch.unconfirmed:
+                unconfirmed.add(cubin.arch.unconfirmed)
             files.append(
                 {"path": member, "arch": cubin.arch.name, "kernels": [check.to_json() for check in checks]}
             )
@@ -95,6 +98,8 @@ def run(args: argparse.Namespace) -> int:
             + (f"; {totals['unread_members']} members not read" if totals["unread_members"] else "")
             + ")"
         )
+        for note in sorted(unconfirmed):
+            print(note)
     if left:
         # Not raised: under --json the checks stay alone on standard output.
         more = f" ({len(left) - 1} more like it)" if len(left) > 1 else ""

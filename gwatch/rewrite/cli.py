@@ -229,6 +229,7 @@ def _report(cubin: Cubin, rewritten: Rewritten, size: int, output: Path) -> dict
         "moved": rewritten.moved,
         "reuse_cleared": [edit.index for edit in rewritten.edits],
         "check": rewritten.check,
+        "unconfirmed": cubin.arch.unconfirmed,
     }
 
 
@@ -258,6 +259,8 @@ def _print(report: dict[str, Any], as_json: bool) -> None:
         )
     _write(f"{report['kernel']} ({report['arch']})")
     _write(_table(rows))
+    if report["unconfirmed"]:
+        _write(f"warning    {report['unconfirmed']}")
     registers, occupancy, size = report["registers"], report["occupancy"], report["bytes"]
     _write(
         f"registers  {registers['before']} -> {registers['after']}; "

@@ -42,6 +42,7 @@ def test_records_are_written_as_the_architecture_does_and_proved(corpus_all: lis
     for wanted in (constant, store, total):
         assert any(wanted in text for text in texts), (wanted, texts)
     assert any(text.startswith("ELECT") for text in texts) == cubin.arch.has_elect
+    assert bool(cubin.arch.unconfirmed) == (cubin.arch.number != 90)
     # The prologue reads SR_CTAID.Z, which older architectures want declared.
     declared = first(after.attributes, Attr.CTAIDZ_USED) is not None
     assert declared or not cubin.arch.marks_ctaid_z
