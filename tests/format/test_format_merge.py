@@ -86,6 +86,7 @@ def test_equal_file_names_are_told_apart_by_their_folders(tmp_path, capsys):
     paths = []
     for k in range(2):
         paths.append(tmp_path / f"rank{k}" / "t.json")
+        paths[-1].parent.mkdir()
         report("r", specialised(blocks=1)).render(paths[-1])
     assert main(["show", *map(str, paths), "-o", str(tmp_path / "m.json")]) == 0
     assert [r.source for r in File.load(tmp_path / "m.json").runs] == list(map(str, paths))
