@@ -249,6 +249,7 @@ class Scheduler:
                     if pending.taken is not None:
                         when = max(when, pending.taken + self.latency.signal)
                     pending.clear()
+            when = max(when, self._visible(run.index, mask))
             while when > (issued[-1] + LONGEST_STALL if issued else 0):
                 self._pad(run, position, line.owner, arriving)
                 issued.append(issued[-1] + LONGEST_STALL if issued else 0)
@@ -264,11 +265,34 @@ class Scheduler:
                     {b: item.copy() for b, item in state.boards.items()}
                 )
             position += 1
-        end = issued[-1] + run.lines[-1].control.stall
+        last = run.lines[-1]
+        waits = int(self.waits.mask[run.index])
+        # The kernel's own wait right behind may not see a scoreboard taken yet.
+        for board, pending in state.boards.items():
+            if pending.taken is not None and waits >> board & 1:
+                seen = pending.taken + self.latency.signal - issued[-1]
+                if seen > last.control.stall:
+                    self._set(last, seen, last.control)
+        end = issued[-1] + last.control.stall
         state.results = {
             key: [(when - end, name) for when, name in items] for key, items in state.results.items()
         }
         return state
+
+    def _visible(self, index: int, mask: int) -> int:
+        """When, from the start of a run, those of the scoreboards ``mask`` that the kernel took right before it can be
+        waited for: who waits sooner may not see them taken.
+        """
+        control = self.view.control
+        return max(
+            (
+                self.latency.signal - self.view.stall(before)
+                for before in self.cfg.predecessors(index)
+                for field in ("write_scoreboard", "read_scoreboard")
+                if mask >> int(control[field][before]) & 1
+            ),
+            default=0,
+        )
 
     def _pad(
         self, run: Run, position: int, owner: int, arriving: dict[int, list[dict[int, _Pending]]]

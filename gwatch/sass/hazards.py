@@ -51,7 +51,7 @@ class RewriteChecker:
         for index in self.new:
             self._line(index)
         place = dict(enumerate(np.flatnonzero(~self.inserted).tolist()))
-        Replay(self.old, self.view, self.cfg, self.waits, place, self._report).run()
+        Replay(self.old, self.view, self.cfg, self.waits, place, self._report, self.latency.signal).run()
         return sorted(self.reports, key=lambda item: item.index)
 
     def _report(self, index: int, kind: str, message: str) -> None:
@@ -130,6 +130,11 @@ class RewriteChecker:
             return
         if control.illegal or control.reuse:
             self._report(index, "control", f"{facts.text}: {control.illegal or 'keeps operands for reuse'}")
+        for before in self.cfg.predecessors(index):
+            taken = self.view.control[before]
+            for field in ("write_scoreboard", "read_scoreboard"):
+                if control.wait_mask >> int(taken[field]) & 1 and self.view.stall(before) < self.latency.signal:
+                    self._report(index, "early-wait", f"{facts.text} waits for SB{taken[field]} as it is being taken")
         boards = {control.write_scoreboard, control.read_scoreboard} - {NO_SCOREBOARD}
         for board in boards & self.old.waits.use.counted:
             self._report(index, "counted", f"{facts.text} takes SB{board}, which a DEPBAR counts on")

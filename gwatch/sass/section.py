@@ -49,6 +49,10 @@ _MEMORY = frozenset(
 )
 
 
+# On sm_75 their results are of variable latency; sums pass from one to the next without a scoreboard.
+_CHAINED = frozenset({"HMMA", "IMMA", "BMMA", "DMMA", "QMMA"})
+
+
 def _exclusive(first: WordFacts, second: WordFacts) -> bool:
     """Whether the guards of two instructions can't both hold (same predicate, one negated)."""
     return first.guard[0] == second.guard[0] and first.guard[1] != second.guard[1]
@@ -236,11 +240,12 @@ class SectionChecker:
         written = {key for use in facts.writes() for key in use.registers()}
         # Uniform registers and predicates are read when the instruction issues.
         sources = {key for use in facts.reads() if use.file == "R" for key in use.registers()}
+        # An atomic's predicate is there when its sources have been read: compilers wait for that.
+        flags = {key for key in written if key[0] == "P" and reader != NO_SCOREBOARD}
         if writer != NO_SCOREBOARD:
-            self._variable(index, facts, written, 1 << writer, reads=True)
+            self._variable(index, facts, written - flags, 1 << writer, reads=True)
+            self._variable(index, facts, flags, 1 << writer | 1 << reader, reads=True)
         else:
-            # An atomic's predicate is there when its sources have been read: compilers wait for that.
-            flags = {key for key in written if key[0] == "P" and reader != NO_SCOREBOARD}
             self._variable(index, facts, flags, 1 << reader, reads=True)
             self._unannounced(index, facts, written - flags)
         boards = sum(1 << board for board in {reader, writer} - {NO_SCOREBOARD})
@@ -292,7 +297,7 @@ class SectionChecker:
                 continue
             seen.add((at, board))
             other = self.view.facts(at)
-            same = unit in IN_ORDER and unit_of(other.opcode) == unit
+            same = (unit in IN_ORDER or unit in _CHAINED) and unit_of(other.opcode) == unit
             touched = any(any(key in written for key in use.registers()) for use in other.uses)
             if touched and _again(facts, other):
                 continue

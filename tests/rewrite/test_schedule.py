@@ -8,6 +8,7 @@ import pytest
 from gwatch.errors import UnsupportedError
 from gwatch.rewrite.schedule import TO_ORIGINAL, Line, Run, Scheduler
 from gwatch.sass.cfg import Cfg, Flow, FlowTable
+from gwatch.sass.control import Control
 from gwatch.sass.latency import parse_table
 from gwatch.sass.uses import Use, WordFacts
 
@@ -41,6 +42,7 @@ class StubView:
 
     def __init__(self, count: int, stall: int = 1) -> None:
         self.count, self.cycles = count, stall
+        self.control = {name: np.full(count, 7) for name in ("write_scoreboard", "read_scoreboard")}
 
     def stall(self, index: int) -> int:
         return self.cycles
@@ -239,3 +241,15 @@ def test_a_branch_to_the_original_hands_over_finished_registers() -> None:
     assert run.lines[2].control.stall >= 13
     assert run.lines[2].control.yield_flag == 0
     assert branch.control.stall == 5
+
+
+def test_a_wait_right_behind_who_takes_the_scoreboard_comes_once_it_is_seen() -> None:
+    view = StubView(12)
+    view.control["write_scoreboard"][3] = 0
+    waiting = Line("NOP", NOP, 0, control=Control(wait_mask=1))
+    run = Run(4, [waiting])
+    scheduler = Scheduler(
+        loop(12), view, StubWaits(12), TABLE, OWN, frozenset(), STATE, 4, 5, NOP  # type: ignore[arg-type]
+    )
+    scheduler.schedule([run])
+    assert [item.control.wait_mask for item in run.lines] == [0, 1] and stalls(run)[0] == 1
