@@ -137,6 +137,7 @@ class Replay:
         waits: Waits,
         place: Mapping[int, int],
         report: Callable[[int, str, str], None],
+        signal: int = 1,
     ) -> None:
         self.rewrite, self.view, self.cfg, self.waits = rewrite, view, cfg, waits
         self.inserted = rewrite.inserted[: rewrite.count].tolist()
@@ -172,7 +173,17 @@ class Replay:
         self._covering = self._covers()
         self._kinds: list[int] = cfg.flow.kind.tolist()
         self._waits: list[int] = waits.mask.tolist()
+        self._blind(signal)
         self._group: list[bool] = waits.group.tolist()
+
+    def _blind(self, signal: int) -> None:
+        """A wait less than ``signal`` cycles behind an inserted line doesn't see the scoreboards that it takes."""
+        for index, flag in enumerate(self.inserted[:-1]):
+            if flag and 0 < int(self.view.control["stall"][index]) < signal:
+                for field_name in ("write_scoreboard", "read_scoreboard"):
+                    board = int(self.view.control[field_name][index])
+                    if board != NO_SCOREBOARD:
+                        self._waits[index + 1] &= ~(1 << board)
 
     def _only_stack_load(self) -> str | None:
         """The text of the one original instruction that writes R1, where that is a constant."""

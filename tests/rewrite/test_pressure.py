@@ -180,6 +180,40 @@ def test_a_home_behind_a_site_counts_only_where_the_value_is_still_needed() -> N
         assert housing.at("base", 0) == home
 
 
+def test_a_wait_right_behind_a_store_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All scoreboards are in use, and the EXIT that the store stands before waits for all of them."""
+    image = bytearray(MATMUL.read_bytes())
+    cubin = Cubin.from_bytes(bytes(image))
+    kernel = cubin.get_kerneldef_by_name("matmul")
+    isa = isa_for("sm_90")
+    (leave,) = [i for i, text in enumerate(kernel.texts) if "EXIT" in text]
+    code = [(f"S2R R{board}, SR_TID.X", Control(2, 1, board, 7, 0, 0)) for board in range(6)]
+    code += [("ISETP.NE.AND P0, PT, RZ, RZ, PT", Control(13, 0, 7, 7, 0, 0)), ("@P0 EXIT", Control(5, 1, 7, 7, 63, 0))]
+    code += [("NOP", Control(1, 1, 7, 7, 0, 0))] * (leave - len(code)) + [("EXIT", Control(5, 1, 7, 7, 0, 0))]
+    start = cubin.elf.section(kernel.section_index).offset
+    for index, (text, control) in enumerate(code):
+        word = isa.encode(text, control=control, pc=16 * index)
+        image[start + 16 * index : start + 16 * index + 16] = word.to_bytes(16, "little")
+    seen: list[Caught] = []
+
+    def spy(isa: object, latency: object, rewrite: Rewrite) -> str:
+        seen.append(Caught(rewrite, RewriteChecker(isa, latency, rewrite)))  # type: ignore[arg-type]
+        return check_rewrite(isa, latency, rewrite)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(rewriter_module, "check_rewrite", spy)
+    plan_trace(Cubin.from_bytes(bytes(image)), "matmul", [SassTraceSite(9)], clock="anchor")
+    rewrite, view = seen[-1].rewrite, seen[-1].checker.view
+    store = next(i for i in seen[-1].checker.new if view.facts(i).text.startswith("@P0 STG.E.EF.128"))
+    assert view.stall(store) == seen[-1].checker.latency.signal == 2 and not rewrite.inserted[store + 1]
+    words = rewrite.words.copy()
+    word = int(words[store, 0]) | int(words[store, 1]) << 64
+    word = dataclasses.replace(Control.from_word(word), stall=1).replace_in(word)
+    words[store] = word & (1 << 64) - 1, word >> 64
+    broken = dataclasses.replace(rewrite, words=words)
+    reports = RewriteChecker(isa, seen[-1].checker.latency, broken).run()
+    assert {item.kind for item in reports} == {"in-flight"}
+
+
 def test_a_live_predicate_is_saved_in_a_register(monkeypatch: pytest.MonkeyPatch) -> None:
     named = Surroundings.named
     monkeypatch.setattr(Surroundings, "idle_predicates", lambda self, index: [])
