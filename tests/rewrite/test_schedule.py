@@ -10,6 +10,7 @@ from gwatch.rewrite.schedule import TO_ORIGINAL, Line, Run, Scheduler
 from gwatch.sass.cfg import Cfg, Flow, FlowTable
 from gwatch.sass.control import Control
 from gwatch.sass.latency import parse_table
+from gwatch.sass.scoreboards import Spans
 from gwatch.sass.uses import Use, WordFacts
 
 TABLE = parse_table(
@@ -43,6 +44,10 @@ class StubView:
     def __init__(self, count: int, stall: int = 1) -> None:
         self.count, self.cycles = count, stall
         self.control = {name: np.full(count, 7) for name in ("write_scoreboard", "read_scoreboard")}
+        self.control["stall"] = np.full(count, stall)
+
+    def __len__(self) -> int:
+        return self.count
 
     def stall(self, index: int) -> int:
         return self.cycles
@@ -50,14 +55,21 @@ class StubView:
     def writers(self, file: str, register: int) -> np.ndarray:
         return np.zeros(0, np.int32)
 
+    def incomplete(self) -> list[int]:
+        return []
+
     def facts(self, index: int) -> WordFacts:
         return NOP
 
 
 class StubWaits:
     def __init__(self, count: int) -> None:
+        self.view = StubView(count)
         self.mask = np.zeros(count, np.int64)
         self.group = np.zeros(count, bool)
+
+    def spans(self, cfg: Cfg) -> Spans:
+        return Spans(cfg, self.view, self)  # type: ignore[arg-type]
 
 
 def loop(count: int) -> Cfg:
