@@ -36,7 +36,6 @@ def ranks(tmp_path):
              for k in range(2)]
     paths = []
     for k, (part, name) in enumerate(zip(parts, ("a.gwatch", "b.json"), strict=True)):
-        (tmp_path / f"rank{k}").mkdir()
         paths.append(tmp_path / f"rank{k}" / name)
         part.render(paths[-1])
     return parts, paths
@@ -86,7 +85,6 @@ def test_equal_file_names_are_told_apart_by_their_folders(tmp_path, capsys):
     paths = []
     for k in range(2):
         paths.append(tmp_path / f"rank{k}" / "t.json")
-        paths[-1].parent.mkdir()
         report("r", specialised(blocks=1)).render(paths[-1])
     assert main(["show", *map(str, paths), "-o", str(tmp_path / "m.json")]) == 0
     assert [r.source for r in File.load(tmp_path / "m.json").runs] == list(map(str, paths))
@@ -167,3 +165,11 @@ def test_the_default_view_of_many_runs_stays_short(tmp_path, capsys):
     out = capsys.readouterr().out
     assert len(out.split("\n")) <= 120 and len(out.encode()) <= 20_000
     assert "... 12 more (--run N)" in out
+
+
+def test_a_program_may_name_a_folder_that_is_not_there_a_command_may_not(tmp_path, capsys):
+    made = tmp_path / "a" / "b" / "t.json"
+    report("r", specialised(blocks=1)).render(made)
+    assert made.is_file()
+    assert main(["show", str(made), "-o", str(tmp_path / "c" / "t.json")]) == 2
+    assert "[output-folder]" in capsys.readouterr().err and not (tmp_path / "c").exists()

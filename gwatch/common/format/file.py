@@ -15,7 +15,7 @@ from gwatch.common.format.iket import is_iket, read_iket
 from gwatch.common.format.jsonin import read_run
 from gwatch.common.format.jsonout import ROW_FORM_LIMIT, dump, run_chunks
 from gwatch.common.format.run import Run, run_of
-from gwatch.errors import GWatchError, TraceError
+from gwatch.errors import GWatchError, TraceError, UsageError
 
 DEFAULT_TITLE = "G-Watch Report"
 FORMATS = {".json": "json", ".html": "html", ".htm": "html", ".gwatch": "archive",
@@ -151,9 +151,8 @@ class File:
         ``.json`` is the report, ``.gwatch`` the same as a binary archive, ``.html`` the page,
         ``.pftrace`` Perfetto's own form (needs the extra ``perfetto``),
         ``.chrome.json`` events for chrome://tracing. An existing file is replaced only once the
-        new one is complete. Raises RenderError ``[unknown-format]`` (a ValueError) for any other
-        form, UsageError ``[output-folder]`` where there is no such folder, ``[write-failed]``,
-        ToolError ``[perfetto-missing]``.
+        new one is complete; folders that are missing are made. Raises RenderError ``[unknown-format]``
+        (a ValueError) for any other form, UsageError ``[write-failed]``, ToolError ``[perfetto-missing]``.
         """
         target, kind = Path(path), form_of(path, fmt)
         chunks: Iterable[str | bytes]
@@ -249,5 +248,10 @@ def _load_section(report: File, entry: dict[str, Any], where: str) -> None:
 
 
 def _write(target: Path, chunks: Iterable[str | bytes]) -> None:
+    """Programs may count on the folder being made; commands refuse a folder that is not there before they begin."""
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError("write-failed", f"cannot make {target.parent}: {error.strerror}", "check the path") from error
     write_atomically(target, (chunk.encode("utf-8", "backslashreplace") if isinstance(chunk, str) else chunk
                               for chunk in chunks))
