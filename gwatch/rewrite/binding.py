@@ -278,7 +278,15 @@ class Binder:
             run.lines.append(self._store(copy, owner))
         if saved:
             mask = _mask(saved)
-            run.lines.append(self._line(f"R2P PR, R{key[1]}, {mask:#x}", owner, claims=claim))
+            restore = self._line(f"R2P PR, R{key[1]}, {mask:#x}", owner, claims=claim)
+            if not restore.facts.complete:
+                raise RegisterPressureError(
+                    "predicates",
+                    f"{self.kernel.name} ({self.isa.arch.name}): no predicate is free at instruction {item.index}, and "
+                    f"the tables can't say all that {restore.text} does, which would restore one",
+                    "record every lane (not by warp) at this site, or choose another one",
+                )
+            run.lines.append(restore)
             run.restored |= {("P", number) for number in saved}
         for register, slot in placement.saved:
             run.lines.append(self._line(f"LDL R{register}, [R{_STACK}+-{slot:#x}]", owner))

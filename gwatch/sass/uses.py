@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 Words = npt.NDArray[np.uint64]
 UNKNOWN = "?"
 ADDEND = "addend"
+# Of fixed latency: no compiler word seen takes a scoreboard for them, though some tables don't say so.
 _PREDICATE_COPIES = frozenset({"P2R", "R2P", "UP2UR", "UR2UP"})
 _ADDING = frozenset({"IMAD", "UIMAD", "FFMA", "DFMA", "HFMA2", "IDP", "IDP4A"})
 _WIDEST = 16
@@ -137,7 +138,7 @@ def word_facts(isa: Isa, word: int) -> WordFacts:
         effects.complete,
         decoded.mnemonic,
         decoded.opcode,
-        effects.kind,
+        "fixed" if decoded.mnemonic in _PREDICATE_COPIES else effects.kind,
         decoded.guard,
         uses,
         decoded.text,
@@ -245,6 +246,9 @@ class CodeView:
         for row in self.incomplete():
             facts = self.facts(row)
             mnemonics[row], kinds[row] = facts.mnemonic, facts.kind
+        copies = _PREDICATE_COPIES.intersection(names)
+        if copies:
+            kinds = ["fixed" if name in copies else kind for name, kind in zip(mnemonics, kinds, strict=True)]
         return mnemonics, kinds
 
     def named(self, file: str, certain: bool = False) -> set[int]:

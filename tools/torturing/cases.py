@@ -22,7 +22,6 @@ SNIPPETS = 0.25
 """Share of cases that insert random snippets instead of records."""
 COUNTS = (1, 2, 3, 4, 8, 12, 16, 24, 32, 48, 64)
 _STATELESS = (
-    "IADD3 {a}, {b}, 0x11, RZ",
     "LOP3.LUT {a}, {b}, 0xff, RZ, 0xc0, !PT",
     "SHF.L.U32 {a}, {b}, 0x3, RZ",
     "IMAD {a}, {b}, 0x5, {c}",
@@ -31,7 +30,6 @@ _STATELESS = (
     "IMAD.MOV.U32 {a}, RZ, RZ, {b}",
     "POPC {a}, {b}",
     "MUFU.RCP {a}, {b}",
-    "I2FP.F32.U32 {a}, {b}",
     "SEL {a}, {b}, {c}, %p0",
 )
 _SOURCES = (
