@@ -42,11 +42,14 @@ from gwatch.sass.arch import ARCHES, Arch, arch_by_name  # noqa: E402
 from gwatch.sass.isa import table  # noqa: E402
 from gwatch.sass.nvdisasm import version  # noqa: E402
 
+APART = {107}
+"""SM numbers that spell and admit things which no other member of their family does: in no table."""
+
 
 def family_of(arch: Arch, names: list[str] | None, use_cache: bool) -> list[Prober]:
     """Probers of ``arch`` and of the other architectures of its table that nvdisasm knows."""
     others = [arch_by_name(n) for n in names] if names is not None else [
-        a for a in ARCHES.values() if a.table == arch.table]
+        a for a in ARCHES.values() if a.table == arch.table and a.number not in APART]
     found = [Prober(arch.name, use_cache)]
     for other in sorted(others, key=lambda a: (a.number != arch.number, a.suffix != "a", a.number, a.suffix)):
         if other.name != arch.name:

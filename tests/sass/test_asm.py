@@ -58,11 +58,11 @@ def test_control_words_come_back(control: Control) -> None:
 def test_reuse_stands_in_the_text_where_it_is_shown_and_in_the_braces_where_not() -> None:
     isa = isa_for("sm_90a")
     shown = isa.encode("FFMA R1, R2.reuse, R3, R4.reuse", Control(4))
-    hidden = isa.encode("FFMA R1, R2, R3, R4", Control(4, yield_flag=0, reuse=0b110))
+    hidden = isa.encode("FFMA R1, R2, R3, R4", Control(4, yield_flag=0, reuse=0b101))
     other = isa.encode("FFMA R1, R2, R3, R4", Control(4, reuse=0b1000))
     text = text_of(words_of(shown, hidden, other))
     assert "FFMA R1, R2.reuse, R3, R4.reuse ;" in text and "{stall 4}" in text
-    assert "{stall 4, yield, reuse b c}" in text and "{stall 4, reuse d}" in text
+    assert "{stall 4, yield, reuse a c}" in text and "{stall 4, reuse d}" in text
     _, (unit,) = assemble(text)
     assert unit.words.tolist() == words_of(shown, hidden, other).tolist()
 

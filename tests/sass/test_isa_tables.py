@@ -13,6 +13,7 @@ from gwatch.sass.isa import Isa, isa_for
 from gwatch.sass.isa.table import load
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
+MEMORY = ("LD", "LDG", "LDGSTS", "LDL", "LDS", "ST", "STG", "STL", "STS", "ATOM", "ATOMG", "ATOMS", "RED", "REDG")
 TABLES = {"sm_75": "sm_75", "sm_80": "sm_89", "sm_100": "sm_100a", "sm_120": "sm_120a"}
 
 
@@ -127,3 +128,13 @@ def test_reuse_printed_by_a_bit_of_the_word_sets_that_bit(arch: str, word: int, 
         assert isa.encode(marked) == whole
         assert isa.encode(marked) == whole, "again, as a line of known shape"
         assert isa.encode(marked.replace("R6.reuse, 0", "R6, 0").replace("R5.reuse", "R5")) == whole & ~own
+
+
+@pytest.mark.parametrize("table", ["sm_75", "sm_80", "sm_90"])
+def test_no_opcode_that_goes_to_memory_has_a_fixed_latency(table: str) -> None:
+    whole = load(table)
+    for name in MEMORY:
+        for number in whole.mnemonics.get(name, ()):
+            key = whole.key(number)
+            assert key is not None
+            assert key.extra["kind"] != "fixed", f"{name} {number:04x}"

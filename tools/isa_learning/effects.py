@@ -30,6 +30,7 @@ from gwatch.sass.isa.model import Choice, Form, Key, Rule
 
 PER_FORM = 40
 MASK_BITS = 8
+FLOW_WORDS = 2
 MASK_BASES = 4
 _SPREAD = {"R": (96, (16, 32, 48, 64, 80)), "U": (48, (8, 16, 24, 32, 40)), "P": (0, (1, 2, 3, 4, 5)),
            "Q": (0, (1, 2, 3, 4, 5))}
@@ -139,12 +140,14 @@ def _mask_cases(learner: Learner, cases: dict[tuple[int, int], list[_Case]], mar
 
 def _note_flow(models: Sequence[Key], holder: Holder) -> None:
     """Write nvdisasm's attributes of each opcode into ``extra["flow"]``: control-flow, subroutine-call and the like."""
-    words = {m.key: probing_word(w) for m in models for form in m.forms for w in (*form.shapes, *form.probes)[:1]}
-    known = [m for m in models if m.key in words]
-    for model, attributes in zip(known, holder.attributes([words[m.key] for m in known]), strict=True):
-        flow = sorted(name for name, value in attributes.items() if value == "True")
-        if flow:
-            model.extra["flow"] = flow
+    words = [(m, probing_word(w)) for m in models for form in m.forms
+             for w in (*form.shapes, *form.probes)[:FLOW_WORDS]]
+    flow: dict[int, set[str]] = defaultdict(set)
+    for (model, _), attributes in zip(words, holder.attributes([w for _, w in words]), strict=True):
+        flow[model.key].update(name for name, value in (attributes or {}).items() if value == "True")
+    for model in models:
+        if flow[model.key]:
+            model.extra["flow"] = sorted(flow[model.key])
 
 
 def _name(model: Key) -> str:

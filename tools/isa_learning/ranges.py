@@ -62,16 +62,25 @@ class Holder:
             out += self._batch(words[start:start + room])
         return out
 
-    def attributes(self, words: Sequence[int]) -> list[dict[str, str]]:
-        """What ``-json`` says about each word besides its text, e.g. {"control-flow": "True"}."""
-        out: list[dict[str, str]] = []
+    def attributes(self, words: Sequence[int]) -> list[dict[str, str] | None]:
+        """What ``-json`` says about each word besides its text, e.g. {"control-flow": "True"}; None for words with
+        which it fails (a branch to where no instruction is)."""
+        out: list[dict[str, str] | None] = []
         room = self.size - 8
         for start in range(0, len(words), room):
-            part = words[start:start + room]
-            data = json.loads(disassemble_cubin(self._filled(part), "-json"))
-            lines = next(found for found in _instructions(data))
-            out += [line.get("other-attributes", {}) for line in lines[:len(part)]]
+            out += self._attributes(words[start:start + room])
         return out
+
+    def _attributes(self, words: Sequence[int]) -> list[dict[str, str] | None]:
+        try:
+            data = json.loads(disassemble_cubin(self._filled(words), "-json"))
+        except ToolError:
+            if len(words) == 1:
+                return [None]
+            half = len(words) // 2
+            return self._attributes(words[:half]) + self._attributes(words[half:])
+        lines = next(found for found in _instructions(data))
+        return [line.get("other-attributes", {}) for line in lines[:len(words)]]
 
     def _filled(self, words: Sequence[int]) -> bytes:
         image = bytearray(self.image)
