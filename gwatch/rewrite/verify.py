@@ -237,7 +237,7 @@ class _Comparison:
         if any("SR_CTAID.Z" in text for site in self.result.sites for text in site.texts):
             # What inserted code reads may have to be declared.
             known = {item.code for item in old}
-            new = [item for item in new if item.code in known or item.code != Attr.CTAIDZ_USED]
+            new = tuple(item for item in new if item.code in known or item.code != Attr.CTAIDZ_USED)
         if [item.code for item in old] != [item.code for item in new]:
             raise self.fail("the attributes are not the same ones")
         for before, after in zip(old, new, strict=True):
