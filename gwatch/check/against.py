@@ -80,9 +80,9 @@ def align(old: Words, new: Words, masks: Words) -> Alignment | None:
     return Alignment(place, twin)
 
 
-def compared_bits(words: Words, cfg: Cfg, returns: dict[int, int], loads: Iterable[int]) -> Words:
-    """Per original instruction the bits that a rewrite leaves alone: all but reuse, code positions, and the places of
-    tables that hold such.
+def compared_bits(words: Words, cfg: Cfg, positions: list[int], loads: Iterable[int]) -> Words:
+    """Per original instruction the bits that a rewrite leaves alone: all but reuse, code positions (``positions``: the
+    instructions that have one as an immediate), and the places of tables that hold such.
     """
     masks = np.full((len(words), 2), _ALL)
     masks[:, 1] &= ~_REUSE_HIGH
@@ -91,7 +91,7 @@ def compared_bits(words: Words, cfg: Cfg, returns: dict[int, int], loads: Iterab
     moving |= np.isin(cfg.flow.kind, (Flow.INDIRECT, Flow.CALL_INDIRECT))
     moving[list(loads)] = True
     masks[moving] = _OPCODE_LOW, _CONTROL_HIGH
-    masks[list(returns), 0] &= ~_IMMEDIATE
+    masks[positions, 0] &= ~_IMMEDIATE
     return masks
 
 
@@ -124,6 +124,7 @@ class _Against:
         around = Surroundings(before, old, self.isa)
         self.view, self.cfg, self.tables = around.view, around.cfg, around.tables
         self.returns, self.stride, self.callees = around.returns, around.stride, around.callees
+        self.origins = around.computed.origins
 
     def report(self, index: int | None, kind: str, cause: str) -> None:
         text = "" if index is None else CodeView(self.isa, self.new.words).facts(index).text
@@ -133,7 +134,7 @@ class _Against:
             self.check.findings.append(finding)
 
     def run(self) -> None:
-        masks = compared_bits(self.old.words, self.cfg, self.returns, self.tables.loads)
+        masks = compared_bits(self.old.words, self.cfg, [*self.returns, *self.origins], self.tables.loads)
         found = align(self.old.words, self.new.words, masks)
         if found is None:
             self.report(
@@ -179,6 +180,7 @@ class _Against:
             own=own,
             entry_only=entry_only,
             returns=self.returns,
+            origins=self.origins,
             twin=found.twin,
             tables=self.tables,
             stride=self.stride,

@@ -19,6 +19,7 @@ from gwatch.cuda.binary.constants import add_constant3
 from gwatch.cuda.binary.layout import Editor
 from gwatch.cuda.binary.nvinfo import Attr
 from gwatch.errors import UnsupportedError
+from gwatch.rewrite import Rewriter, Snippet
 from gwatch.rewrite.ring import DESCRIPTOR_BYTES
 from gwatch.rewrite.trace import SassTraceSite, TracePlan, plan_trace
 from gwatch.sass.control import Control
@@ -280,3 +281,20 @@ def test_a_kernel_that_is_not_in_the_original() -> None:
     check = KernelCheck("other", "sm_90", 0)
     check_against(Cubin.from_file(HOLDERS), Cubin.from_file(PIPELINE), check)
     assert [item.kind for item in check.findings] == ["missing"]
+
+
+@pytest.mark.parametrize("name", ["printf_kernel", "malloc_kernel", "assert_kernel"])
+def test_places_that_code_computes_with_move_along(name: str) -> None:
+    # sm_75 loads the place of an LEPC, and where to return to, as immediates; both follow the code.
+    before = Cubin.from_file(TESTS / "rewrite" / "data" / "control_sm75.cubin")
+    rewriter = Rewriter(before, name)
+    rewriter.insert(1, Snippet("MOV %r0, 0x1"))
+    made = rewriter.apply()
+    (check,) = check_cubin(Cubin.from_bytes(made.data), f"^{name}$")
+    check_against(before, Cubin.from_bytes(made.data), check)
+    assert check.findings == [] and not check.refused
+    for index in (*made.origins, *made.returns):
+        stale = with_word(Cubin.from_bytes(made.data), name, int(made.place_map[index]), lambda word: word - (16 << 32))
+        (check,) = check_cubin(Cubin.from_bytes(stale), f"^{name}$")
+        check_against(before, Cubin.from_bytes(stale), check)
+        assert check.findings, index
