@@ -62,7 +62,7 @@ def test_changed_code_is_put_into_the_cubin(listing: Path, tmp_path: Path) -> No
 
 @pytest.mark.parametrize(("old", "new", "code"), [
     ("LDG.E.128 R4, desc[UR4][R8.64] ;", "LDG.E.128 R248, desc[UR4][R8.64] ;", "asm-registers"),
-    ("LDG.E.128 R4, desc[UR4][R8.64] ;", "EXIT ;", "asm-attribute"),
+    ("LDG.E.128 R4, desc[UR4][R8.64] ;", "EXIT ;", "control-illegal"),
 ])
 def test_code_that_the_rest_of_the_cubin_contradicts_is_refused(
     listing: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], old: str, new: str, code: str
@@ -114,7 +114,7 @@ def test_code_without_a_table_is_listed_through_nvdisasm_with_its_words(
 @pytest.mark.parametrize(("arguments", "code"), [
     (["disasm", "nothing.cubin"], "cubin-not-found"), (["disasm", "--raw", str(CUBIN)], "arch-needed"),
     (["disasm", "--raw", "--arch", "sm_90a", "nothing.bin"], "words-file"),
-    (["disasm", "--raw", "--arch", "sm_90a", str(Path(__file__))], "words-file"),
+    (["disasm", "--raw", "--arch", "sm_90a", str(Path(__file__).parent.parent / "LICENSE")], "words-file"),
     (["disasm", str(CUBIN), "--kernel", "nosuch"], "kernel-not-found"), (["asm", "nothing.sass"], "asm-file"),
     (["disasm", str(CUBIN), "--kernel", "("], "kernel-pattern"),
 ])

@@ -216,7 +216,7 @@ def test_integers_are_written_as_the_instruction_wants_them(corpus_sm90: list[Pa
     assert [text.split(", ")[2] for text in rewriter.apply().sites[0].texts] == ["0xffffff00", "-0x10"]
     rewriter = Rewriter(rewriter.cubin, rewriter.kernel)
     rewriter.insert(8, snippet, {"mask": 1 << 32, "step": 1})
-    with pytest.raises(EncodeError, match="snippet line 1"):
+    with pytest.raises(EncodeError, match="line 1 of snippet"):
         rewriter.apply()
 
 

