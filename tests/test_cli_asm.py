@@ -63,6 +63,7 @@ def test_changed_code_is_put_into_the_cubin(listing: Path, tmp_path: Path) -> No
 @pytest.mark.parametrize(("old", "new", "code"), [
     ("LDG.E.128 R4, desc[UR4][R8.64] ;", "LDG.E.128 R248, desc[UR4][R8.64] ;", "asm-registers"),
     ("LDG.E.128 R4, desc[UR4][R8.64] ;", "EXIT ;", "control-illegal"),
+    ("CS2R R14, SRZ ;", "EXIT ;", "asm-attribute"),
 ])
 def test_code_that_the_rest_of_the_cubin_contradicts_is_refused(
     listing: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], old: str, new: str, code: str

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gwatch._kinds import ARTIFACTS, CUBIN, expect
+from gwatch.cli.output import say
 from gwatch.errors import GWatchError, ParseError, naming
 
 if TYPE_CHECKING:
@@ -103,14 +104,8 @@ def run(args: argparse.Namespace) -> int:
     if left:
         # Not raised: under --json the checks stay alone on standard output.
         more = f" ({len(left) - 1} more like it)" if len(left) > 1 else ""
-        _say(f"[not-checked] {left[0]}{more}")
+        say(f"[not-checked] {left[0]}{more}")
     return 1 if totals["findings"] else 2 if left else 0
-
-
-def _say(text: str) -> None:
-    from gwatch.inspect.demangle import printable
-
-    print(printable(f"gwatch: {text}"), file=sys.stderr)
 
 
 def _original(path: Path | None) -> Cubin | None:

@@ -8,13 +8,8 @@ import re
 import sys
 
 from gwatch._kinds import ARTIFACTS, expect
+from gwatch.cli.output import at_least, say
 from gwatch.errors import CubinError, ParseError
-
-
-def _context(text: str) -> int:
-    if not (text.isascii() and text.isdecimal()):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of 0 or more")
-    return int(text)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--stat", action="store_true", help="one line a kernel")
     parser.add_argument("--json", action="store_true", help="everything as JSON")
     parser.add_argument(
-        "-U", "--context", type=_context, default=3, metavar="N", help="instructions around a difference"
+        "-U", "--context", type=at_least(0), default=3, metavar="N", help="instructions around a difference"
     )
     parser.add_argument("-q", "--quiet", action="store_true", help="no output; implies --exit-code")
     parser.add_argument(
@@ -41,7 +36,6 @@ def run(args: argparse.Namespace) -> int:
     """Run the command; 0 done, 1 something asked about differs."""
     from gwatch.cli.inspect import escape_unencodable
     from gwatch.diff import artifacts, text
-    from gwatch.inspect.demangle import printable
 
     escape_unencodable()
     try:
@@ -57,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
         sys.stdout.write(text.stat(diff) if args.stat else text.full(diff, args.context))
     worse = [(what, kernel) for what in args.fail_on for kernel in diff.kernels if kernel.fails(what)]
     for what, kernel in worse:
-        sys.stderr.write(printable(f"gwatch: {what}: {kernel.name}: {kernel.verdict}") + "\n")
+        say(f"{what}: {kernel.name}: {kernel.verdict}")
     differs = diff.differs and (args.exit_code or args.quiet or "any" in args.fail_on)
     if worse or differs:
         return 1
@@ -65,6 +59,6 @@ def run(args: argparse.Namespace) -> int:
         item = next(item for item in diff.problems if item.unread)
         # Not raised: under --json the comparison stays alone on standard output.
         refusal = CubinError("not-compared", f"no difference in what was read, but {item.path} was not: {item.reason}")
-        print(printable(f"gwatch: {refusal}"), file=sys.stderr)
+        say(refusal)
         return 2
     return 0

@@ -12,19 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gwatch._files import need_folder
+from gwatch.cli.output import at_least, say
 from gwatch.errors import CubinError, ParseError, UsageError
 
 if TYPE_CHECKING:
     from gwatch.inspect.report import ImageReport, Report
     from gwatch.inspect.rules import Rule
     from gwatch.inspect.run import Request
-
-
-def positive(text: str) -> int:
-    """A whole number from 1 on, for an argument parser."""
-    if not (text.isascii() and text.isdecimal() and int(text)):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of 1 or more")
-    return int(text)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -67,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     rules.add_argument("--rules", type=Path, metavar="FILE.toml", help="rules from a file ([[rule]] tables)")
     rules.add_argument("--format", choices=("text", "json", "github"), default="text", help="of the report")
     scale = parser.add_argument_group("scale")
-    scale.add_argument("--jobs", type=positive, default=1, metavar="N", help="worker processes (default 1: none)")
+    scale.add_argument("--jobs", type=at_least(1), default=1, metavar="N", help="worker processes (default 1: none)")
     scale.add_argument("--executor", default="", metavar="dask:ADDRESS", help="run on a Dask cluster")
 
 
@@ -101,12 +95,10 @@ def run(args: argparse.Namespace) -> int:
         write_atomically(args.output, (piece.encode("utf-8", "surrogateescape") for piece in pieces))
     else:
         sys.stdout.writelines(pieces)
-    from gwatch.inspect.demangle import printable
-
     # Not raised: under --json the report stays alone on standard output.
     refusals = report.refusals
     for said in refusals:
-        print(printable(f"gwatch: {said}"), file=sys.stderr)
+        say(said)
     if report.violations:
         return 1
     if refusals:
@@ -117,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
             "not-checked",
             f"the rules hold where they were checked; {len(report.unread)} more could not be, first {path}: {reason}",
         )
-        print(printable(f"gwatch: {error}"), file=sys.stderr)
+        say(error)
         return 2
     return 0
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 
@@ -17,3 +19,21 @@ def put(text: str, output: Path | None) -> None:
     from gwatch._files import write_atomically
 
     write_atomically(output, text.encode("ascii"))
+
+
+def say(text: object) -> None:
+    """One line of the command's own on standard error; what a file's names hold is escaped."""
+    from gwatch.inspect.demangle import printable
+
+    print(printable(f"gwatch: {text}"), file=sys.stderr)
+
+
+def at_least(least: int) -> Callable[[str], int]:
+    """A whole number from ``least`` on, as the type of an argument parser."""
+
+    def parse(text: str) -> int:
+        if not (text.isascii() and text.isdecimal() and int(text) >= least):
+            raise argparse.ArgumentTypeError(f"{text!r} is no number of {least} or more")
+        return int(text)
+
+    return parse

@@ -44,8 +44,8 @@ class KernelReport:
 class ImageReport:
     """One cubin. ``symbol``: what a library's own code calls it. ``also_at``: other places that hold the same bytes.
     ``problem``: why it, or its code, could not be read; ``unread``: by damage or for a missing program, not because its
-    architecture is none that gwatch knows. ``printed``: its listing was already written out and dropped. ``left_out``:
-    names of the kernels that were not asked for; ``chosen``: how many were."""
+    architecture is none that gwatch knows. ``printed``: its listing was already written out and dropped.
+    ``chosen``: how many kernels were asked for; ``left_out``: the names of all, where none was."""
 
     path: str
     kind: str

@@ -85,10 +85,12 @@ def examine(image: Image, request: Request, described: TritonKernels) -> ImageRe
 def _examine(image: Image, request: Request, described: TritonKernels, report: ImageReport) -> None:
     view = CubinView.of(image.data, image.path)
     report.arch, report.abi, report.toolkit = view.arch.name, view.cubin.abi_version, view.toolkit
-    report.left_out = tuple(kernel.name for kernel in view.kernels if not request.wants(kernel.name))
-    report.chosen = len(view.kernels) - len(report.left_out)
+    chosen = [kernel for kernel in view.kernels if request.wants(kernel.name)]
+    report.chosen = len(chosen)
+    if not chosen:
+        report.left_out = tuple(kernel.name for kernel in view.kernels)
     if request.facts or request.rules:
-        _add_kernels(view, image, request, described, report)
+        _add_kernels(view, chosen, image, request, described, report)
     if request.sass is not None:
         from gwatch.inspect.listing import listing
 
@@ -96,14 +98,17 @@ def _examine(image: Image, request: Request, described: TritonKernels, report: I
 
 
 def _add_kernels(
-    view: CubinView, image: Image, request: Request, described: TritonKernels, report: ImageReport
+    view: CubinView,
+    chosen: list[KernelDef],
+    image: Image,
+    request: Request,
+    described: TritonKernels,
+    report: ImageReport,
 ) -> None:
     # Imported when asked for: a listing doesn't pay for it.
     from gwatch.inspect.facts import kernel_facts
 
-    for kernel in view.kernels:
-        if not request.wants(kernel.name):
-            continue
+    for kernel in chosen:
         description = described.find(kernel.name, image.path, image.symbol)
         threads = 32 * description.num_warps if description and description.num_warps else None
         shared = (description.shared or 0) if description else 0

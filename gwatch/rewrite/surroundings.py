@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 NEVER_LANDS = 1000
 _STACK_LOAD = re.compile(r"(?:LDC|MOV|IMAD\.MOV\.U32) R1, (?:RZ, RZ, )?c\[0x0\]\[(0x[0-9a-f]+)\]$")
-_STACK_STEP = re.compile(r"(?:IADD3?|VIADD) R1, (?:PT, )*R1, -?0x[0-9a-f]+(?:, RZ)?$")
 # Functions of the CUDA runtime that end the thread.
 NEVER_RETURN = frozenset({"__assertfail", "__trap"})
 EVERY_REGISTER = (1 << 255) - 1
@@ -182,7 +181,7 @@ class Surroundings:
             load = _STACK_LOAD.match(text)
             if load and int(load[1], 16) == arch.stack_offset and number == 0 and self._straight(index):
                 last = index
-            elif last is None or not _STACK_STEP.match(text):
+            elif last is None or step_of(text) is None:
                 return None
             elif self._straight(index):
                 last = index

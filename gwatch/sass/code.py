@@ -236,13 +236,6 @@ class CodePart(Code):
         return self.whole.conditional[self.start : self.stop]
 
     @cached_property
-    def unpadded(self) -> int:
-        """Instructions without the NOPs that fill the section up behind the last trap or branch: what is meant wherever
-        instructions are counted. Listings show the padding too."""
-        other = np.flatnonzero(~self.mask("NOP"))
-        return int(other[-1]) + 1 if len(other) else 0
-
-    @cached_property
     def targets(self) -> npt.NDArray[np.int64]:
         return self.whole.targets[self.start : self.stop]
 
