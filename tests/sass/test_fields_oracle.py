@@ -94,10 +94,11 @@ def test_random_words_print_alike_by_both_roads(arch: Arch) -> None:
         template = isa.templates.of(word)
         ours = isa.decode(word, PC).text if template is not None else None
         assert ours == column
-        if ours is not None and KNOWN.match(ours):
-            continue
         if text is not None and ours is not None and "INVALID" not in text and "???" not in text:
             # Sparse products mark their metadata by bit 50 of the word; no compiler word has it.
-            assert ours.replace(".reuse", "") == text.rstrip(" ;").replace(".reuse", "")
+            theirs = text.rstrip(" ;").replace(".reuse", "")
+            if arch.table == "sm_80" and KNOWN.match(ours) and not ours.endswith("!PT"):
+                theirs = theirs.removesuffix(", !PT")
+            assert ours.replace(".reuse", "") == theirs
             both += 1
     assert both > 0.3 * COUNT
