@@ -13,12 +13,12 @@ from test_decode import run_random
 
 from gwatch.cuda.xtrace.columns import Columns, ring_columns
 from gwatch.errors import TraceError
-from gwatch.rewrite.ring import Keep, RecordKind, RingFormat, RingLayout
+from gwatch.rewrite.ring import HEADER_DTYPE, Keep, RecordKind, RingFormat, RingLayout
 
 
-def same(columns: Columns) -> int:
+def same(columns: Columns, duration: float = 1e6) -> int:
     """Compare with the records, each found by warp, lane and sequence; returns how many there are."""
-    records = columns.decoded(1e6).records
+    records = columns.decoded(duration).records
     layout = columns.layout
     x, y, z = records["block"].T.astype(np.int64)
     slot = x + layout.grid[0] * (y + layout.grid[1] * z)
@@ -62,12 +62,39 @@ def in_step(visits: int, depth: int = 8, warps: int = 6) -> tuple[Any, RingLayou
     return writer, layout, smap
 
 
+@pytest.mark.parametrize("visits", [3, 9])
+def test_a_clock_whose_lower_half_wraps_is_extended_in_whole_blocks(visits: int) -> None:
+    writer, layout, smap = in_step(visits)
+    headers = np.frombuffer(writer.data, np.uint8)[layout.ring_bytes :].view(HEADER_DTYPE)
+    headers["ns_in"] = np.where(np.arange(len(headers)) % 2, (7 << 32) - 50, 7 << 32)
+    columns = ring_columns(bytes(writer.data), layout, smap, 1e9)
+    assert same(columns, 1e9) == 6 * 32 * min(visits, 8)
+    assert columns.time.min() >= (7 << 32) - 50
+
+
 @pytest.mark.parametrize("visits", [0, 3, 8, 9, 21])
 def test_lanes_in_step_need_no_index_arrays(visits: int) -> None:
     writer, layout, smap = in_step(visits)
     columns = ring_columns(bytes(writer.data), layout, smap, 1e6)
     assert same(columns) == 6 * 32 * min(visits, 8)
     assert all((mask is None) == (visits >= 8) for _, mask in columns.masks)
+
+
+def test_lanes_that_make_different_numbers_of_records_are_read_in_blocks_too() -> None:
+    writer, layout, smap = in_step(21)
+    for lane in (3, 31):
+        writer.visit(2, [lane], 0, 1 << 13)
+    before = writer.data[:]
+    columns = ring_columns(bytes(writer.data), layout, smap, 1e6)
+    assert same(columns) == 6 * 32 * 8 and columns.sequence.max() == 21
+    # Slot 0 of one lane emptied: neither the newest nor the oldest records of a lane.
+    np.frombuffer(writer.data, np.uint32)[:2] = 0
+    with pytest.raises(TraceError, match=r"\[ring-corrupt\]"):
+        ring_columns(bytes(writer.data), layout, smap, 1e6)
+    writer.data[:] = before
+    np.frombuffer(writer.data, np.uint32)[1 : 2 * layout.warps * 8 * 32 : 2] &= 0xFF
+    with pytest.raises(TraceError, match=r"\[ring-corrupt\]"):
+        ring_columns(bytes(writer.data), layout, smap, 1e6)
 
 
 def test_a_record_out_of_place_is_refused() -> None:

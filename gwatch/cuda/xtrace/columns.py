@@ -19,7 +19,8 @@ from gwatch.cuda.xtrace.records import RingReader
 from gwatch.rewrite.ring import LANES, Keep, RecordKind, RingLayout
 from gwatch.rewrite.sitemap import SiteMap
 
-_BLOCK_SLOTS = 1 << 14
+_BLOCK_SLOTS = 1 << 15
+_LOW = (1 << 32) - 1
 _Mask = npt.NDArray[np.bool_]
 
 
@@ -81,7 +82,10 @@ class _Reader(RingReader):
         time = np.empty(warps * width, np.int64)
         value = np.empty(warps * width, np.uint64) if self.any_value else None
         size = max(1, _BLOCK_SLOTS // width)
-        scratch = np.empty((size, width), np.uint32)
+        scratch = np.empty((size, width), np.uint64)
+        self.row_visits = -1
+        self.row_sequence = np.zeros(width, np.int64)
+        self.row_demand = np.zeros(width, np.uint64)
         masks: list[tuple[int, _Mask | None]] = []
         at = 0
         for first in range(0, warps, size):
@@ -90,9 +94,21 @@ class _Reader(RingReader):
             shape = (len(mine), width)
             whole = slice(at, at + len(mine) * width)
             mask = None
-            if self._in_step(block, sequence[whole].reshape(shape), site[whole].reshape(shape), scratch[: len(mine)]):
-                self._times_in_step(block, mine, scratch[: len(mine)], time[whole].reshape(shape))
-                kept, here = block.reshape(-1), whole
+            words = scratch[: len(mine)]
+            ragged = None
+            if self._in_step(block, words):
+                sequence[whole].reshape(shape)[...] = self.row_sequence
+                self._block_times(block, mine, words, time[whole].reshape(shape))
+                _sites_in_step(words, site[whole].reshape(shape))
+                here = whole
+            elif (ragged := self._ragged(block)) is not None:
+                mask, numbers, sites = ragged
+                here = slice(at, at + int(np.count_nonzero(mask)))
+                sequence[here], site[here] = numbers[mask], sites[mask]
+                np.copyto(words, block.view(np.uint64).reshape(*shape, -1)[:, :, 0])
+                times = words.view(np.int64)
+                self._block_times(block, mine, words, times)
+                time[here] = times[mask]
             else:
                 mask = self._written(mine)
                 kept = block[mask]
@@ -101,8 +117,11 @@ class _Reader(RingReader):
                 site[here] = (kept["tag"] & 0xFF) - 1
                 time[here] = self._times_of(kept, mine[np.nonzero(mask)[0]])
             if value is not None:
+                kept = block.reshape(-1) if mask is None else block[mask]
                 row = np.repeat(mine, width) if mask is None else mine[np.nonzero(mask)[0]]
-                value[here] = self._values(kept, kept["tag"] & 0xFF, self.headers["smid"][row].astype(np.int32))
+                value[here] = self._values(
+                    kept, kept["tag"] & 0xFF, self.headers["smid"][row].astype(np.int32)
+                )
             masks.append((len(mine), mask))
             at = here.stop
         return Columns(
@@ -116,53 +135,94 @@ class _Reader(RingReader):
             tuple(masks),
         )
 
-    def _in_step(
-        self,
-        block: npt.NDArray[np.void],
-        sequence: npt.NDArray[np.uint32],
-        site: npt.NDArray[np.uint8],
-        scratch: npt.NDArray[np.uint32],
-    ) -> bool:
-        """Fill in ``sequence`` and ``site``; False where not every slot is written by lanes that made the same number
-        of records."""
+    def _in_step(self, block: npt.NDArray[np.void], words: npt.NDArray[np.uint64]) -> bool:
+        """Whether every slot of ``block`` (rows, slots x lanes) is written, by lanes that all made the same number of
+        records. Then ``row_sequence`` holds the sequences of a row, ``words`` (the shape of ``block``) ``site + 1`` in
+        its upper halves and, of records with a 32-bit time, that time in the lower ones."""
         if self.fmt.keep is not Keep.NEWEST:
             return False
-        np.right_shift(block["tag"], self.fmt.sequence_shift, out=sequence)
-        by_slot = sequence.reshape(len(block), self.fmt.slots, LANES)
-        lane = by_slot[0, :, 0].astype(np.int64)
-        depth = self.fmt.depth
-        lap = lane >> (depth.bit_length() - 1)
-        visits = int(lap[0]) * depth + int((lap == lap[0]).sum())
-        slot = np.arange(depth)
-        expected = visits - 1 - ((visits - 1 - slot) & (depth - 1))
-        if visits < depth or not (lane == expected).all() or not (by_slot == by_slot[0, :, :1]).all():
-            return False
-        np.bitwise_and(block["tag"], 0xFF, out=scratch)
-        np.subtract(scratch, 1, out=site, casting="unsafe")  # an empty slot's 0 becomes 255
-        return int(site.max()) < self.site_count
+        # Blocks mostly repeat: what the last one demanded is tried first.
+        if self.row_visits > 0 and self._demanded(block, words):
+            return True
+        return self._demand_of(block[0]) and self._demanded(block, words)
 
-    def _times_of(
-        self, kept: npt.NDArray[np.void], warps: npt.NDArray[np.int64]
-    ) -> npt.NDArray[np.int64]:
+    def _ragged(
+        self, block: npt.NDArray[np.void]
+    ) -> tuple[_Mask, npt.NDArray[np.uint32], npt.NDArray[np.uint8]] | None:
+        """(which slots hold a record, sequences, sites), each of the shape of ``block``, where every lane's records
+        are the newest of as many as its largest sequence says; None where they aren't, or may be otherwise."""
+        if self.fmt.keep is not Keep.NEWEST:
+            return None
+        depth = self.fmt.depth
+        tag = np.ascontiguousarray(block["tag"]).reshape(len(block), depth, LANES)
+        largest = tag.max(axis=1)
+        last = largest >> np.uint32(self.fmt.sequence_shift)
+        slot = np.repeat(np.arange(depth, dtype=np.uint32), LANES).reshape(depth, LANES)
+        sequence = np.subtract(last[:, None, :], slot)
+        np.bitwise_and(sequence, np.uint32(depth - 1), out=sequence)
+        np.subtract(last[:, None, :], sequence, out=sequence)
+        site = np.left_shift(sequence, np.uint32(self.fmt.sequence_shift))
+        np.bitwise_xor(site, tag, out=site)
+        np.subtract(site, np.uint32(1), out=site)
+        # An empty slot's site is no site: its tag's lower bits are 0. No lane can have more right records than this.
+        right = site < self.site_count
+        kept = int(np.where(largest > 0, np.minimum(last, depth - 1) + 1, 0).sum())
+        if not np.count_nonzero(right) == np.count_nonzero(tag) == kept:
+            return None
+        return (
+            right.reshape(block.shape),
+            sequence.reshape(block.shape),
+            site.astype(np.uint8).reshape(block.shape),
+        )
+
+    def _demand_of(self, row: npt.NDArray[np.void]) -> bool:
+        """Take from ``row`` what its block has to hold; False where it has to hold nothing new, or holds less."""
+        depth = self.fmt.depth
+        first = row["tag"][::LANES] >> self.fmt.sequence_shift
+        lap = first >> (depth.bit_length() - 1)
+        visits = int(lap[0]) * depth + int((lap == lap[0]).sum())
+        if visits < depth or visits == self.row_visits:
+            return False
+        self.row_visits = visits
+        self.row_sequence = np.repeat(visits - 1 - ((visits - 1 - np.arange(depth)) & (depth - 1)), LANES)
+        self.row_demand = self.row_sequence.astype(np.uint64) << np.uint64(32 + self.fmt.sequence_shift)
+        return True
+
+    def _demanded(self, block: npt.NDArray[np.void], words: npt.NDArray[np.uint64]) -> bool:
+        halves = block.view(np.uint64).reshape(*block.shape, -1)
+        if self.fmt.kind is RecordKind.LONG:
+            np.left_shift(halves[:, :, 1], np.uint64(32), out=words)
+            np.bitwise_xor(words, self.row_demand, out=words)
+        else:
+            np.bitwise_xor(halves[:, :, 0], self.row_demand, out=words)
+        # A wrong sequence, an empty slot and a site that is none all lie outside these bounds.
+        return int(words.max()) < (self.site_count + 1) << 32 and int(words.min()) >= 1 << 32
+
+    def _times_of(self, kept: npt.NDArray[np.void], warps: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Times of records picked out; ``warps``: whose each one is."""
         if self.fmt.kind is RecordKind.LONG:
             return np.asarray(kept["time"].astype(np.int64))
         start = self.headers["ns_in" if self.clock == "gpu" else "clock_in"][warps].astype(np.int64)
         return np.asarray(extend32(kept["time"], start))
 
-    def _times_in_step(
+    def _block_times(
         self,
         block: npt.NDArray[np.void],
         warps: npt.NDArray[np.int64],
-        scratch: npt.NDArray[np.uint32],
+        words: npt.NDArray[np.uint64],
         out: npt.NDArray[np.int64],
     ) -> None:
+        """Times of a block's records; ``words`` holds 32-bit ones in its lower halves and may be ``out`` itself."""
         if self.fmt.kind is RecordKind.LONG:
-            out[...] = block["time"].astype(np.int64)
+            out[...] = block["time"]
             return
         start = self.headers["ns_in" if self.clock == "gpu" else "clock_in"][warps].astype(np.int64)
-        np.subtract(block["time"], start.astype(np.uint32)[:, None], out=scratch)
-        np.add(scratch, start[:, None], out=out)
+        # The upper half is the start's, or one more where the lower half has wrapped since.
+        np.bitwise_and(words, np.uint64(_LOW), out=out.view(np.uint64))
+        high = start & ~_LOW
+        np.bitwise_or(out, high[0] if (high == high[0]).all() else high[:, None], out=out)
+        if (out.min(axis=1) < start).any():
+            out += (out < start[:, None]).astype(np.int64) << 32
 
     def _written(self, warps: npt.NDArray[np.int64]) -> _Mask:
         """Slots that hold a record that counts, all of them checked; the last slot of "first" holds none."""
@@ -171,3 +231,10 @@ class _Reader(RingReader):
         if self.fmt.keep is Keep.FIRST:
             mask[:, self.fmt.depth, :] = False
         return mask.reshape(len(warps), -1)
+
+
+def _sites_in_step(words: npt.NDArray[np.uint64], out: npt.NDArray[np.uint8]) -> None:
+    """Sites of ``words`` as the check of a block leaves them; overwrites ``words``."""
+    np.right_shift(words, np.uint64(32), out=words)
+    np.copyto(out, words, casting="unsafe")
+    np.subtract(out, np.uint8(1), out=out)
