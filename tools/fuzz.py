@@ -8,8 +8,9 @@ section and program headers, symbols, relocations, attributes and their payloads
 words, copies one field over another, cuts or extends the file; one to four at a time. Every mutation follows from the
 seed and its number, so ``--first N --count 1`` repeats one.
 
-A fault is any exception that is not a GWatchError, a case over 10 s of processor time, or a process over 2 GiB. Faulty
-inputs go to ``--keep``. Exit codes: 0 no fault, 1 faults.
+A fault is any exception that is not a GWatchError, a case over 10 s of processor time, a process over 2 GiB, one that
+dies or that hangs for a minute. Faulty inputs go to ``--keep``. What the tables can't read isn't shown to nvdisasm
+(0.4 s each time) unless ``--nvdisasm`` is given. Exit codes: 0 no fault, 1 faults.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import argparse
 import contextlib
 import hashlib
 import json
+import os
 import random
 import resource
 import signal
@@ -26,15 +28,18 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
 from types import FrameType
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT)]
+sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
+# Every process computes on one core, and the threads of others would count as its memory.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+from torturing.pool import children_seconds, peak_mib, spread  # noqa: E402
 
 from gwatch.check import check_cubin  # noqa: E402
 from gwatch.cuda.binary import Cubin  # noqa: E402
@@ -53,7 +58,13 @@ SEEDS = (
 )
 CASE_SECONDS = 10
 MEMORY = 2 << 30
-CHUNK = 500
+LIMIT = 4096
+"""MiB of address space of a process, the libraries that it maps included."""
+CHUNKS = {"parse": 2000, "check": 50, "rewrite": 50}
+"""Mutations of one task."""
+HANG_SECONDS = 60
+PROGRESS = 10.0
+NO_NVDISASM = "/none"
 _EHDR_FIELDS = ((4, 1), (5, 1), (7, 1), (8, 1), (16, 2), (18, 2), (20, 4), (32, 8), (40, 8), (48, 4), (52, 2), (54, 2),
                 (56, 2), (58, 2), (60, 2), (62, 2))  # fmt: skip
 _SHDR_FIELDS = ((0, 4), (4, 4), (8, 8), (16, 8), (24, 8), (32, 8), (40, 4), (44, 4), (48, 8), (56, 8))
@@ -273,19 +284,36 @@ class Result:
         self.slowest = max(self.slowest, other.slowest)
         self.peak_mib = max(self.peak_mib, other.peak_mib)
 
+    def lose(self, number: int, stage: str, seed: int, why: str, keep: Path | None, where: str = "") -> None:
+        """Count a fault: what mutation ``number`` came to; its bytes go to ``keep``."""
+        base, data = mutate(seed, number, bases(stage))
+        self.outcomes["FAULT"] += 1
+        self.faults.append({"number": number, "seed": seed, "base": base, "error": why[:200], "where": where})
+        if keep is not None:
+            keep.mkdir(parents=True, exist_ok=True)
+            (keep / f"{stage}-{seed}-{number}.cubin").write_bytes(data)
+
+
+def bases(stage: str) -> tuple[Seed, ...]:
+    """The seeds of a stage: rewriting needs code of an architecture with tables, and small kernels keep it quick."""
+    return seeds() if stage == "parse" else seeds()[:5]
+
+
+def _part(part: tuple[int, int], stage: str, seed: int, keep: Path | None) -> Result:
+    return run(*part, stage=stage, seed=seed, keep=keep)
+
 
 def run(first: int, count: int, stage: str, seed: int, keep: Path | None = None) -> Result:
     """Mutations ``first`` .. ``first + count - 1``."""
     result = Result()
     work = STAGES[stage]
-    # Rewriting needs code of an architecture with tables, and small kernels keep it quick.
-    allowed = seeds() if stage == "parse" else seeds()[:5]
+    allowed = bases(stage)
     limit = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY + (1 << 30), limit[1]))
     old = signal.signal(signal.SIGPROF, _ring)
     try:
         for number in range(first, first + count):
-            name, data = mutate(seed, number, allowed)
+            data = mutate(seed, number, allowed)[1]
             begin = time.process_time()
             # Processor time: a busy machine is no fault.
             signal.setitimer(signal.ITIMER_PROF, CASE_SECONDS)
@@ -295,19 +323,8 @@ def run(first: int, count: int, stage: str, seed: int, keep: Path | None = None)
             except GWatchError as error:
                 result.outcomes[error.code] += 1
             except Exception as error:
-                result.outcomes["FAULT"] += 1
-                result.faults.append(
-                    {
-                        "number": number,
-                        "seed": seed,
-                        "base": name,
-                        "error": f"{type(error).__name__}: {error}"[:200],
-                        "where": traceback.format_exc().splitlines()[-4].strip(),
-                    }
-                )
-                if keep is not None:
-                    keep.mkdir(parents=True, exist_ok=True)
-                    (keep / f"{stage}-{seed}-{number}.cubin").write_bytes(data)
+                where = traceback.format_exc().splitlines()[-4].strip()
+                result.lose(number, stage, seed, f"{type(error).__name__}: {error}", keep, where)
             finally:
                 with contextlib.suppress(TooSlow):
                     signal.setitimer(signal.ITIMER_PROF, 0)
@@ -315,7 +332,7 @@ def run(first: int, count: int, stage: str, seed: int, keep: Path | None = None)
     finally:
         signal.signal(signal.SIGPROF, old)
         resource.setrlimit(resource.RLIMIT_AS, limit)
-    result.peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+    result.peak_mib = peak_mib()
     if result.peak_mib > MEMORY >> 20:
         result.faults.append(
             {"number": first, "seed": seed, "base": "", "error": f"{result.peak_mib} MiB", "where": ""}
@@ -336,29 +353,62 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--keep", type=Path, help="folder for faulty inputs")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument(
+        "--nvdisasm",
+        action="store_true",
+        help="let nvdisasm read what the tables can't (where it is installed)",
+    )
     args = parser.parse_args()
-    begin = time.monotonic()
+    if not args.nvdisasm:
+        os.environ["GWATCH_NVDISASM"] = NO_NVDISASM
+    begin = last = time.monotonic()
     total = Result()
     done = 0
-    starts = range(args.first, args.first + args.count, CHUNK)
-    with ProcessPoolExecutor(args.jobs) as pool:
-        step = max(1, args.jobs) * 4
-        for group in (starts[place : place + step] for place in range(0, len(starts), step)):
-            if args.seconds and time.monotonic() - begin > args.seconds:
-                break
-            stop = args.first + args.count
-            sizes = [min(CHUNK, stop - start) for start in group]
-            work = partial(run, stage=args.stage, seed=args.seed, keep=args.keep)
-            for part in pool.map(work, group, sizes):
-                total.merge(part)
-            done += sum(sizes)
-            if sys.stderr.isatty():
-                sys.stderr.write(f"\r{done} mutations, {len(total.faults)} faults ")
+    chunk = CHUNKS[args.stage]
+    stop = args.first + args.count
+    parts: Iterable[tuple[int, int]] = (
+        (start, min(chunk, stop - start)) for start in range(args.first, stop, chunk)
+    )
+
+    def tell() -> None:
+        nonlocal last
+        if time.monotonic() - last >= PROGRESS:
+            last = time.monotonic()
+            print(
+                f"[{last - begin:.0f} s] {done} mutations, {len(total.faults)} faults",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    work = partial(_part, stage=args.stage, seed=args.seed, keep=args.keep)
+    unfinished = 0
+    while parts:
+        # A part that gave no result is tried again in halves, which finds the mutation that it was.
+        again: list[tuple[int, int]] = []
+        left = max(0.1, args.seconds - (time.monotonic() - begin)) if args.seconds else 0
+        for item in spread(
+            work, parts, args.jobs, each=HANG_SECONDS, memory_mib=LIMIT, seconds=left, tick=tell
+        ):
+            first, count = item.task
+            if item.result is not None:
+                total.merge(item.result)
+                done += count
+            elif item.unfinished:
+                unfinished += count
+            elif count > 1:
+                again += [(first, count // 2), (first + count // 2, count - count // 2)]
+            else:
+                total.lose(first, args.stage, args.seed, item.lost, args.keep)
+                done += 1
+        parts = again
     result = {
         "stage": args.stage,
         "seed": args.seed,
         "mutations": done,
+        "unfinished": unfinished,
         "seconds": round(time.monotonic() - begin, 1),
+        "jobs": args.jobs,
+        "cpu_seconds": children_seconds(),
         "outcomes": dict(total.outcomes.most_common()),
         "slowest_s": round(total.slowest, 2),
         "peak_mib": total.peak_mib,

@@ -208,10 +208,14 @@ class Planter:
                 continue
             for at, _ in self._straight(index):
                 if any(use.file == "R" and use.covers(int(match[2])) for use in self.view.facts(at).uses):
-                    if any(use.file == "R" and use.covers(int(match[2])) for use in self.view.facts(at).reads()):
+                    if any(
+                        use.file == "R" and use.covers(int(match[2])) for use in self.view.facts(at).reads()
+                    ):
                         control = Control.from_word(word_of(self.words, index))
                         text = f"{match[1]}{int(match[3], 16) + 8:#x}]"
-                        word = self.isa.encode(text, control=control, pc=index * self.isa.arch.instruction_size)
+                        word = self.isa.encode(
+                            text, control=control, pc=index * self.isa.arch.instruction_size
+                        )
                         yield at, with_word(self.words, index, word), index
                     break
 
