@@ -9,6 +9,8 @@ from format_synth import REGIONS, ROLES, many, result_of, specialised
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gwatch.common.format import analysis, losses
+from gwatch.common.format import regions as regions_module
 from gwatch.common.format.run import run_of
 from gwatch.errors import GWatchError, TraceError
 
@@ -232,3 +234,13 @@ def test_a_run_without_records_has_empty_tables_and_a_reason():
     a = run_of(result, REGIONS).analysis
     assert (a["n_records"], a["span"], a["pipeline_summary"], a["site_stats"]) == (0, 0, {}, [])
     assert a["verdict"]["reasons"] == ["no records"]
+
+
+def test_rows_worked_on_part_by_part_give_the_same_tables(monkeypatch):
+    chain = [(0, 1, "a"), (1, 2, "b"), (2, 0, "c")]
+    made = [(specialised(keep=9), REGIONS), (many(128, 9), chain)]
+    expected = [run_of(result, regions).analysis for result, regions in made]
+    for module in (analysis, regions_module):
+        monkeypatch.setattr(module, "row_parts", lambda row: losses.row_parts(row, 5))
+    assert len(list(losses.row_parts(np.repeat(np.arange(9), 3), 5))) == 5
+    assert [run_of(result, regions).analysis for result, regions in made] == expected

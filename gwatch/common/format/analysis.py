@@ -7,20 +7,22 @@ was measured.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gwatch.common.format.losses import I32, I64, starts_of
+from gwatch.common.format.losses import I32, I64, row_parts, starts_of
 from gwatch.common.format.records import Trace
 from gwatch.common.format.regions import Intervals, PairCounts, Region
 
 CONCURRENCY_BINS = 60
 LONGEST_BUBBLES = 5
 BUBBLIEST = 3
+# Up to here a pass over all records for each site is faster than sorting them.
+_FEW_SITES = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,15 +67,16 @@ def distribution(values: NDArray[Any]) -> dict[str, Any]:
 
 def scope_stats(intervals: Intervals, scope: I32, labels: Sequence[str]) -> list[dict[str, Any]]:
     """One entry per scope that ran, by total time, largest first; ``lanes`` counts the rows that ran it."""
-    order = np.argsort(scope.astype(np.uint16), kind="stable")
-    bounds = np.searchsorted(scope[order], np.arange(len(labels) + 1))
-    duration = intervals.end - intervals.start
-    stats = []
-    for i, label in enumerate(labels):
-        mine = order[bounds[i]:bounds[i + 1]]
-        if len(mine):
-            stats.append({"scope_label": label, "count": len(mine),
-                          "lanes": int(starts_of(intervals.row[mine]).sum()), **distribution(duration[mine])})
+    durations: list[list[I64]] = [[] for _ in labels]
+    lanes = [0] * len(labels)
+    for part in row_parts(intervals.row):
+        row, of, duration = intervals.row[part], scope[part], intervals.end[part] - intervals.start[part]
+        for i in range(len(labels)):
+            mine = np.flatnonzero(of == i)
+            durations[i].append(duration[mine])
+            lanes[i] += int(starts_of(row[mine]).sum())
+    stats = [{"scope_label": label, "count": sum(map(len, durations[i])), "lanes": lanes[i],
+              **distribution(np.concatenate(durations[i]))} for i, label in enumerate(labels) if lanes[i]]
     stats.sort(key=lambda s: (-s["total"], s["scope_label"]))
     return stats
 
@@ -83,27 +86,60 @@ def site_stats(trace: Trace) -> list[dict[str, Any]]:
 
     Firings with lost records between them give no repeat time; ``repeat_*`` is None when none is left.
     """
-    stats = []
-    segment = np.cumsum(trace.gap, dtype=np.int64)
-    # Sorting 16-bit numbers takes linear time, and site ids nearly always are.
-    small = len(trace) and trace.site.min() >= 0 and trace.site.max() < 1 << 16
-    order = np.argsort(trace.site.astype(np.uint16) if small else trace.site, kind="stable")
-    sorted_sites = trace.site[order]
-    starts = np.flatnonzero(starts_of(sorted_sites))
-    ends = np.append(starts, len(order))[1:]
-    for site, lo, hi in zip(sorted_sites[starts], starts, ends, strict=True):
-        mine = order[lo:hi]
-        row, time, seg = trace.row[mine], trace.time[mine], segment[mine]
-        n_rows = int(starts_of(row).sum())
-        repeat = (time[1:] - time[:-1])[(row[1:] == row[:-1]) & (seg[1:] == seg[:-1])]
-        known = len(repeat) > 0
-        stats.append({"site_id": int(site), "count": len(mine), "rows": n_rows,
-                      "records_per_row": len(mine) / n_rows,
-                      "t_first": int(time.min()), "t_last": int(time.max()),
-                      "repeat_min": int(repeat.min()) if known else None,
-                      "repeat_mean": float(repeat.mean()) if known else None,
-                      "repeat_max": int(repeat.max()) if known else None})
-    return stats
+    stats: dict[int, _Firings] = {}
+    for part in row_parts(trace.row):
+        some = trace.part(part)
+        segment = np.cumsum(some.gap) if some.gap.any() else None
+        for site, mine in _by_site(some.site):
+            row, time = some.row[mine], some.time[mine]
+            follows = row[1:] == row[:-1]
+            if segment is not None:
+                stretch = segment[mine]
+                follows &= stretch[1:] == stretch[:-1]
+            repeat = (time[1:] - time[:-1])[follows]
+            stats.setdefault(site, _Firings()).add(len(mine), int(starts_of(row).sum()), time, repeat)
+    return [{"site_id": site, **stats[site].as_dict()} for site in sorted(stats)]
+
+
+@dataclass(slots=True)
+class _Firings:
+    """What is known of a site's firings so far."""
+
+    count: int = 0
+    rows: int = 0
+    times: list[int] = field(default_factory=list)
+    repeats: int = 0
+    repeat_total: int = 0
+    repeat: list[int] = field(default_factory=list)
+
+    def add(self, count: int, rows: int, time: I64, repeat: I64) -> None:
+        """Firings of rows that were not seen before."""
+        self.count += count
+        self.rows += rows
+        self.times += (int(time.min()), int(time.max()))
+        if len(repeat):
+            self.repeats += len(repeat)
+            self.repeat_total += int(repeat.sum())
+            self.repeat += (int(repeat.min()), int(repeat.max()))
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"count": self.count, "rows": self.rows, "records_per_row": self.count / self.rows,
+                "t_first": min(self.times), "t_last": max(self.times),
+                "repeat_min": min(self.repeat, default=None),
+                "repeat_mean": self.repeat_total / self.repeats if self.repeats else None,
+                "repeat_max": max(self.repeat, default=None)}
+
+
+def _by_site(site: I32) -> Iterator[tuple[int, I64]]:
+    """Each site that recorded, and its records in order."""
+    if site.min() >= 0 and site.max() < _FEW_SITES:
+        for number in np.flatnonzero(np.bincount(site)):
+            yield int(number), np.flatnonzero(site == number)
+        return
+    order = np.argsort(site, kind="stable")
+    starts = np.flatnonzero(starts_of(site[order]))
+    for begin, end in zip(starts, np.append(starts, len(order))[1:], strict=True):
+        yield int(site[order[begin]]), order[begin:end]
 
 
 def region_stats(regions: Sequence[Region], counts: Sequence[PairCounts]) -> list[dict[str, Any]]:
@@ -117,30 +153,37 @@ def region_stats(regions: Sequence[Region], counts: Sequence[PairCounts]) -> lis
 
 def coverage(intervals: Intervals) -> Coverage:
     """Merge each row's intervals into the stretches where at least one of them runs."""
-    n = len(intervals)
-    none = np.zeros(0, np.int64)
-    if n == 0:
-        return Coverage(none, none, none, none, none)
-    row, start = intervals.row, intervals.start
+    parts = [_coverage(intervals.row[part], intervals.start[part], intervals.end[part], part.start)
+             for part in row_parts(intervals.row)]
+    columns = [np.concatenate(column) for column in zip(*parts, strict=True)] or [np.zeros(0, np.int64)] * 5
+    return Coverage(*columns)
+
+
+def _coverage(row: I64, start: I64, stop: I64, offset: int) -> tuple[I64, I64, I64, I64, I64]:
+    """The columns of :class:`Coverage` for some rows, whose first interval is number ``offset``."""
+    n = len(row)
     low = int(start.min())
-    span = int(intervals.end.max()) - low + 1
+    span = int(stop.max()) - low + 1
     if int(row.max() + 1) * span < 1 << 62:
-        scale, end = span, intervals.end - low
+        scale, end = span, stop - low
         begin = start - low
     else:
-        times, rank = np.unique(np.concatenate([start, intervals.end]), return_inverse=True)
+        times, rank = np.unique(np.concatenate([start, stop]), return_inverse=True)
         rank = rank.reshape(-1).astype(np.int64)
         scale, begin, end = len(times), rank[:n], rank[n:]
     # Rows are stacked on one axis, so that one running maximum never reaches into the next row.
-    reach = np.maximum.accumulate(row * scale + end)
-    opens = np.r_[True, (row[1:] != row[:-1]) | ((row * scale + begin)[1:] > reach[:-1])]
+    level = row * scale
+    end += level
+    reach = np.maximum.accumulate(end)
+    opens = np.ones(n, np.bool_)
+    opens[1:] = (row[1:] != row[:-1]) | ((begin + level)[1:] > reach[:-1])
     first = np.flatnonzero(opens)
-    stop = np.r_[first[1:], n]
-    stretch = np.cumsum(opens) - 1
-    reaches = np.flatnonzero(row * scale + end == reach[stop - 1][stretch])
+    after = np.append(first[1:], n)
+    reaches = np.flatnonzero(end == np.repeat(reach[after - 1], after - first))
+    stretch = np.searchsorted(first, reaches, "right") - 1
     last = np.empty(len(first), np.int64)
-    last[stretch[reaches]] = reaches
-    return Coverage(row[first], start[first], intervals.end[last], first, last)
+    last[stretch] = reaches
+    return row[first], start[first], stop[last], first + offset, last + offset
 
 
 def pipeline(cover: Coverage, trace: Trace) -> tuple[dict[str, Any], NDArray[np.int64]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,18 +16,29 @@ I32 = NDArray[np.int32]
 Bools = NDArray[np.bool_]
 
 WARP = 32
+_PART = 1 << 15
+
+
+def is_ordered(*keys: NDArray[Any]) -> bool:
+    """Are the entries in the order of the keys, most significant first?"""
+    settled: Bools | None = None
+    for key in keys:
+        ahead, behind = key[:-1], key[1:]
+        falls = behind < ahead
+        if settled is not None:
+            np.greater(falls, settled, out=falls)
+        if falls.any():
+            return False
+        rises = np.greater(behind, ahead, out=falls)
+        settled = rises if settled is None else np.logical_or(settled, rises, out=settled)
+        if settled.all():
+            break
+    return True
 
 
 def ordering(*keys: NDArray[Any]) -> I64:
     """Indices that sort by the keys, most significant first; costs one pass where they are sorted already."""
-    n = len(keys[0])
-    tied, rising = np.ones(max(0, n - 1), np.bool_), np.ones(max(0, n - 1), np.bool_)
-    for key in keys:
-        rising &= ~tied | (key[1:] >= key[:-1])
-        if not rising.all():
-            return _sorting(keys)
-        tied &= key[1:] == key[:-1]
-    return np.arange(n)
+    return np.arange(len(keys[0])) if is_ordered(*keys) else _sorting(keys)
 
 
 def _sorting(keys: tuple[NDArray[Any], ...]) -> I64:
@@ -49,6 +60,17 @@ def starts_of(values: NDArray[Any]) -> Bools:
     return first
 
 
+def row_parts(row: I64, size: int = 1 << 16) -> Iterator[slice]:
+    """Whole rows of a sorted column, about ``size`` entries at a time: what is worked out part by part stays in the
+    cache and takes no fresh memory."""
+    begin = 0
+    while begin < len(row):
+        end = min(begin + size, len(row))
+        end += int(np.searchsorted(row[end:], row[end - 1], "right"))
+        yield slice(begin, end)
+        begin = end
+
+
 @dataclass(frozen=True, slots=True)
 class LaneLosses:
     """Per record, in the order given: how many records its lane lost around it."""
@@ -59,6 +81,19 @@ class LaneLosses:
     """Lost after it; only at the last record of a lane."""
     previous: I64
     """Index of the lane's record before it; -1 at its first."""
+
+
+def nothing_lost(ring: I64, sequence: I64) -> bool:
+    """Are the records in order and does every lane's numbering run from 0 without a hole?"""
+    if not is_ordered(ring, sequence):
+        return False
+    for begin in range(0, len(ring), _PART):
+        r, s = ring[max(0, begin - 1) : begin + _PART], sequence[max(0, begin - 1) : begin + _PART]
+        if begin == 0 and len(s) and s[0] != 0:
+            return False
+        if (s[1:] != np.where(r[1:] == r[:-1], s[:-1] + 1, 0)).any():
+            return False
+    return True
 
 
 def find_losses(ring: I64, sequence: I64, lost_after: Mapping[tuple[int, int], int] | None) -> LaneLosses:
@@ -118,19 +153,21 @@ class _Search:
         return np.clip(place, self.starts[row], self.starts[row + 1])
 
 
-def place_losses(losses: LaneLosses, order: I64, row: I64, n_rows: int, ring: I64, time: I64,
+def place_losses(losses: LaneLosses, order: I64 | None, row: I64, n_rows: int, ring: I64, time: I64,
                  is_warp: Bools) -> tuple[Bools, Bools, I64]:
-    """(gap per ordered record, tail gap per row, lost records per row) from the losses per lane.
+    """(gap per ordered record, tail gap per row, lost records per row) from the losses per lane; ``order`` None: the
+    records are in order.
 
     A hole in a lane's numbers concerns the lane's own row and its warp's row, because the lost record may have
     come from a thread-level or a warp-level site. In the warp's row the loss may lie anywhere between the
     lane's two neighbouring records, so every record of the row in that span is cut off from the one before it.
     """
-    n, before, after = len(order), losses.before, losses.after
+    n, before, after = len(row), losses.before, losses.after
     gap, tail, lost = np.zeros(n, np.bool_), np.zeros(n_rows, np.bool_), np.zeros(n_rows, np.int64)
     lossy = np.flatnonzero((before > 0) | (after > 0))
     if len(lossy) == 0:
         return gap, tail, lost
+    order = np.arange(n) if order is None else order
     place = np.empty(n, np.int64)
     place[order] = np.arange(n)
     row_of = row[place]

@@ -16,7 +16,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gwatch.common.format.losses import I32, I64, WARP, Bools, find_losses, ordering, place_losses, starts_of
+from gwatch.common.format.losses import (
+    I32,
+    I64,
+    WARP,
+    Bools,
+    find_losses,
+    is_ordered,
+    nothing_lost,
+    ordering,
+    place_losses,
+    starts_of,
+)
 from gwatch.errors import TraceError
 
 U64 = NDArray[np.uint64]
@@ -68,6 +79,11 @@ class Trace:
 
     def __len__(self) -> int:
         return len(self.time)
+
+    def part(self, part: slice) -> Trace:
+        """Some of the records, as views, beside all rows."""
+        return Trace(self.rows, self.row[part], self.site[part], self.time[part], self.value[part],
+                     self.sequence[part], self.lane[part], self.gap[part])
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,52 +147,64 @@ def from_records(records: NDArray[Any], geometry: Geometry, warp_sites: Iterable
     for name in ("site", "time"):
         if name not in names:
             raise TraceError("bad-records", f"records have no field {name!r} (fields: {', '.join(names)})")
+    columns = _copied(records, names, geometry)
     n = len(records)
 
     def column(name: str, dtype: Any, default: int) -> NDArray[Any]:
-        return records[name].astype(dtype) if name in names else np.full(n, default, dtype)
+        if name in columns:
+            return columns[name]
+        return np.full(n, default, dtype) if default else np.zeros(n, dtype)
 
-    site = column("site", np.int32, 0)
-    is_warp = column("warp_level", np.bool_, 0) | np.isin(site, np.fromiter(warp_sites, np.int64, -1))
-    warp, lane = _place(records, names, geometry)
-    return build(site, column("time", np.int64, 0), column("value", np.uint64, 0),
-                 column("sequence", np.int64, -1), column("smid", np.int32, -1), warp, lane, is_warp,
-                 geometry, lost_after)
+    site, is_warp = columns["site"], column("warp_level", np.bool_, 0)
+    of_warps = np.fromiter(warp_sites, np.int64, -1)
+    if len(of_warps):
+        is_warp = is_warp | np.isin(site, of_warps)
+    return build(site, columns["time"], column("value", np.uint64, 0), column("sequence", np.int64, -1),
+                 column("smid", np.int32, -1), columns["warp"], columns["lane"], is_warp, geometry, lost_after)
 
 
-def _place(records: NDArray[Any], names: Sequence[str], geometry: Geometry) -> tuple[I64, I32]:
-    """(launch-wide warp, lane) of each record."""
-    thread = records["thread"].astype(np.int64) if "thread" in names else None
-    if thread is None and "warp" not in names:
+_FIELDS: dict[str, Any] = {"site": np.int32, "time": np.int64, "value": np.uint64, "sequence": np.int64,
+                           "smid": np.int32, "warp_level": np.bool_}
+_PART = 1 << 14
+
+
+def _copied(records: NDArray[Any], names: Sequence[str], geometry: Geometry) -> dict[str, NDArray[Any]]:
+    """The fields of ``records`` that tell something, as columns; "warp" is launch-wide, and it and "lane" are always
+    there.
+
+    Copied in parts that fit the cache: a record is read from memory once, not once a field.
+    """
+    if "thread" not in names and "warp" not in names:
         raise TraceError("bad-records", "records name neither warp nor thread")
-    lane = np.zeros(len(records), np.int32)
-    if "lane" in names:
-        lane = records["lane"].astype(np.int32)
-    elif thread is not None:
-        lane = np.maximum(thread % WARP, 0).astype(np.int32)
-    block = _blocks(records, names, geometry)
-    if block is None:
-        if "warp" not in names:
-            raise TraceError("bad-records", "records name neither block nor warp")
-        return records["warp"].astype(np.int64), lane
-    per_block = geometry.warps_per_block
-    if "warp" in names:
-        warp = records["warp"].astype(np.int64)
-        # Counted within the block or over the launch: in block 0, the only doubt, both are the same.
-        inside = warp if len(warp) == 0 or warp.max() < per_block else warp - block * per_block
-    else:
-        inside = thread // WARP if thread is not None else block
-    if len(inside) and (inside.min() < 0 or inside.max() >= per_block):
-        raise TraceError("bad-records", f"a warp is outside its block of {geometry.block_size} threads")
-    return block * per_block + inside, lane
+    in_block = "block" in names or "block_x" in names
+    if not in_block and "warp" not in names:
+        raise TraceError("bad-records", "records name neither block nor warp")
+    # Counted within the block or over the launch: in block 0, the only doubt, both are the same.
+    launch_wide = "warp" in names and len(records) > 0 and int(records["warp"].max()) >= geometry.warps_per_block
+    wanted = {name: dtype for name, dtype in _FIELDS.items() if name in names}
+    columns = {name: np.empty(len(records), dtype) for name, dtype in wanted.items()}
+    columns["warp"], columns["lane"] = np.empty(len(records), np.int64), np.empty(len(records), np.int32)
+    for begin in range(0, len(records), _PART):
+        part = slice(begin, begin + _PART)
+        some = records[part]
+        for name in wanted:
+            columns[name][part] = some[name]
+        columns["lane"][part] = some["lane"] if "lane" in names else np.maximum(some["thread"] % WARP, 0)
+        warp = some["warp"].astype(np.int64) if "warp" in names else some["thread"].astype(np.int64) // WARP
+        if in_block:
+            before = _blocks(some, names, geometry) * geometry.warps_per_block
+            inside = warp - before if launch_wide else warp
+            if inside.min() < 0 or inside.max() >= geometry.warps_per_block:
+                raise TraceError("bad-records", f"a warp is outside its block of {geometry.block_size} threads")
+            warp = before + inside
+        columns["warp"][part] = warp
+    return columns
 
 
-def _blocks(records: NDArray[Any], names: Sequence[str], geometry: Geometry) -> I64 | None:
-    """Linear block index of each record; None when records do not name a block."""
+def _blocks(records: NDArray[Any], names: Sequence[str], geometry: Geometry) -> I64:
+    """Linear block index of each record."""
     if "block_x" in names:
         parts = [records[name].astype(np.int64) for name in ("block_x", "block_y", "block_z")]
-    elif "block" not in names:
-        return None
     elif records["block"].dtype.names:
         parts = [records["block"][name].astype(np.int64) for name in ("x", "y", "z")]
     elif records["block"].ndim == 2:
@@ -234,34 +262,45 @@ def build(site: I32, time: I64, value: U64, sequence: I64, smid: I32, warp: I64,
     Raises TraceError ``[bad-records]`` for times, sequence numbers or ids beyond :data:`TIME_LIMIT`.
     """
     n = len(time)
-    for name, values in (("time", time), ("sequence number", sequence), ("thread id", warp * WARP)):
-        if n and not (values.min() > -TIME_LIMIT and values.max() < TIME_LIMIT):
+    for name, values, times in (("time", time, 1), ("sequence number", sequence, 1), ("thread id", warp, WARP)):
+        if n and not (int(values.min()) * times > -TIME_LIMIT and int(values.max()) * times < TIME_LIMIT):
             raise TraceError("bad-records", f"a {name} of the records is out of range")
     if n and (warp.min() < 0 or lane.min() < 0 or lane.max() >= WARP):
         raise TraceError("bad-records", "a warp or lane of the records is out of range")
-    ring = warp * WARP + lane
     ordered = bool(n == 0 or sequence.min() >= 0)
     # Warp rows of a warp sort before its threads' rows.
-    row_key = warp * (WARP + 1) + np.where(is_warp, 0, lane.astype(np.int64) + 1)
+    row_key = warp * (WARP + 1)
+    row_key += lane
+    row_key += 1
+    some_warp = bool(is_warp.any())
+    if some_warp:
+        row_key[is_warp] = warp[is_warp] * (WARP + 1)
     # A lane's own numbers order its records; lanes that take turns for their warp share only the clock.
-    turns = ordered & is_warp
-    if turns.any():
-        turns &= _several_lanes(row_key, lane)
-    order = ordering(row_key, np.where(turns | (not ordered), time, sequence), sequence)
-    first = starts_of(row_key[order])
-    keys, row = row_key[order][first], np.cumsum(first) - 1
-    rows = _rows(keys, geometry)
+    turns = is_warp & _several_lanes(row_key, lane) if some_warp and ordered else np.zeros(n, np.bool_)
+    by_time = turns | (not ordered)
+    keys = (row_key, np.where(by_time, time, sequence), sequence) if by_time.any() else (row_key, sequence)
+    order = None if is_ordered(*keys) else ordering(*keys)
+
+    def arranged(column: NDArray[Any]) -> NDArray[Any]:
+        return column if order is None else column[order]
+
+    row_key = arranged(row_key)
+    first = starts_of(row_key)
+    rows = _rows(row_key[first], geometry)
+    row: I64 = np.cumsum(first, dtype=np.int64)
+    row -= 1
+    gap, tail, lost = np.zeros(n, np.bool_), np.zeros(len(rows), np.bool_), np.zeros(len(rows), np.int64)
     if ordered:
-        lane_losses = find_losses(ring, sequence, lost_after)
-        gap, tail, lost = place_losses(lane_losses, order, row, len(keys), ring, time, is_warp)
-    else:
-        gap, tail, lost = np.zeros(n, np.bool_), np.zeros(len(keys), np.bool_), np.zeros(len(keys), np.int64)
-    row_smid = np.full(len(keys), -1, np.int32)
-    row_smid[row[::-1]] = smid[order][::-1]
-    exact = np.full(len(keys), ordered)
-    exact[row[turns[order]]] = False
-    rows = replace(rows, smid=row_smid, dropped=lost, tail_gap=tail, exact=exact)
-    return Trace(rows, row, site[order], time[order], value[order], sequence[order], lane[order], gap)
+        ring = warp * WARP
+        ring += lane
+        if lost_after or not nothing_lost(ring, sequence):
+            gap, tail, lost = place_losses(find_losses(ring, sequence, lost_after), order, row, len(rows), ring, time,
+                                           is_warp)
+    exact = np.full(len(rows), ordered)
+    if turns.any():
+        exact[row[arranged(turns)]] = False
+    rows = replace(rows, smid=arranged(smid)[first], dropped=lost, tail_gap=tail, exact=exact)
+    return Trace(rows, row, arranged(site), arranged(time), arranged(value), arranged(sequence), arranged(lane), gap)
 
 
 def _several_lanes(row_key: I64, lane: I32) -> Bools:

@@ -10,12 +10,12 @@ vanishes: ``enters + leaves == 2 × intervals + lost_leaves + orphan_leaves`` fo
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 
-from gwatch.common.format.losses import I32, I64, Bools, ordering
+from gwatch.common.format.losses import I32, I64, Bools, ordering, row_parts, starts_of
 from gwatch.common.format.records import Trace
 from gwatch.errors import SiteError
 
@@ -114,14 +114,33 @@ def parse_regions(site_regions: Iterable[Any] | None) -> tuple[Region, ...]:
 
 def pair(trace: Trace, regions: tuple[Region, ...]) -> tuple[Intervals, tuple[PairCounts, ...]]:
     """All intervals of ``regions`` in ``trace`` and, per region, what paired and what did not."""
+    parts = [_pair_rows(trace, regions, part) for part in row_parts(trace.row)]
+    parts = parts or [_pair_rows(trace, regions, slice(0, 0))]
+    columns = [np.concatenate([getattr(found, name.name) for found, _ in parts]) for name in fields(Intervals)]
+    counts = zip(*(part for _, part in parts), strict=True)
+    return Intervals(*columns), tuple(
+        PairCounts(*(sum(getattr(c, name.name) for c in each) for name in fields(PairCounts))) for each in counts)
+
+
+def _pair_rows(trace: Trace, regions: tuple[Region, ...], part: slice) -> tuple[Intervals, list[PairCounts]]:
+    """What :func:`pair` finds in the whole rows of ``part``."""
+    offset = part.start
+    trace = trace.part(part)
     losses = _Losses.of(trace)
     paired = [_pair_one(trace, region, losses) for region in regions]
-    opened = _joined([p[0] for p in paired])
-    closed = _joined([p[1] for p in paired])
-    which = np.repeat(np.arange(len(paired), dtype=np.int32), [len(p[0]) for p in paired])
-    # Records are ordered by row and time: sorting by the entry's place merges the regions' sorted lists.
-    order = np.argsort(opened, kind="stable")
-    opened, closed, which = opened[order], closed[order], which[order]
+    if len({region.enter for region in regions}) == len(regions):
+        # Records are ordered by row and time: noting each interval at its entry merges the regions' lists.
+        leave, mine = np.full(len(trace), -1, np.int64), np.zeros(len(trace), np.int32)
+        for number, (enters, leaves, _) in enumerate(paired):
+            leave[enters], mine[enters] = leaves, number
+        opened = np.flatnonzero(leave >= 0)
+        closed, which = leave[opened], mine[opened]
+    else:
+        opened = _joined([p[0] for p in paired])
+        closed = _joined([p[1] for p in paired])
+        which = np.repeat(np.arange(len(paired), dtype=np.int32), [len(p[0]) for p in paired])
+        order = np.argsort(opened, kind="stable")
+        opened, closed, which = opened[order], closed[order], which[order]
     row, start = trace.row[opened], trace.time[opened]
     end = np.maximum(start, trace.time[closed])
     if bool((opened[1:] == opened[:-1]).any()) or falls(row, start):
@@ -129,8 +148,7 @@ def pair(trace: Trace, regions: tuple[Region, ...]) -> tuple[Intervals, tuple[Pa
         row, start, end = row[order], start[order], end[order]
         opened, closed, which = opened[order], closed[order], which[order]
     depth = _depths(row, start, end)
-    return (Intervals(row, which, start, end, depth, opened, closed),
-            tuple(p[2] for p in paired))
+    return Intervals(row, which, start, end, depth, opened + offset, closed + offset), [p[2] for p in paired]
 
 
 def falls(row: I64, time: I64) -> bool:
@@ -147,20 +165,21 @@ class _Losses:
     """Stretches of a row between losses, and on which side of a record its row has lost some."""
 
     segment: I64
-    """Per record; two records of a row share a number exactly when nothing is lost between them."""
+    """Per record; two records share a number exactly when they are of one row and nothing is lost between them."""
     before: Bools
     after: Bools
 
     @staticmethod
     def of(trace: Trace) -> _Losses:
-        segment = np.cumsum(trace.gap, dtype=np.int64)
-        base = np.zeros(len(trace.rows), np.int64)
-        last = np.zeros(len(trace.rows), np.int64)
-        # Of repeated indices the last assignment stays: the row's first record when written backwards.
-        base[trace.row[::-1]] = (segment - trace.gap)[::-1]
-        last[trace.row] = segment
-        return _Losses(segment, segment > base[trace.row],
-                       (segment < last[trace.row]) | trace.rows.tail_gap[trace.row])
+        first = starts_of(trace.row)
+        segment: I64 = np.cumsum(first | trace.gap, dtype=np.int64)
+        tail = trace.rows.tail_gap
+        if not trace.gap.any():
+            none = np.zeros(len(trace), np.bool_)
+            return _Losses(segment, none, tail[trace.row] if tail.any() else none)
+        lost: I64 = np.cumsum(trace.gap, dtype=np.int64)
+        base, last, row = lost[first] - trace.gap[first], lost[np.append(first[1:], True)], np.cumsum(first) - 1
+        return _Losses(segment, lost > base[row], (lost < last[row]) | tail[trace.row])
 
 
 def _pair_one(trace: Trace, region: Region, losses: _Losses) -> tuple[I64, I64, PairCounts]:
@@ -169,24 +188,26 @@ def _pair_one(trace: Trace, region: Region, losses: _Losses) -> tuple[I64, I64, 
     chosen = np.flatnonzero(enters | (trace.site == region.leave))
     if len(chosen) == 0:
         return chosen, chosen, PairCounts(0, 0, 0, 0, 0, 0, 0, 0, 0)
-    row, segment = trace.row[chosen], losses.segment[chosen]
-    group = np.r_[0, np.cumsum((row[1:] != row[:-1]) | (segment[1:] != segment[:-1]))].astype(np.int64)
-    loose = ~trace.rows.exact[row]
-    if loose.any():
-        chosen = chosen[_alternate(group, trace.time[chosen], enters[chosen], loose)]
+    group = losses.segment[chosen]
+    if not trace.rows.exact.all():
+        loose = ~trace.rows.exact[trace.row[chosen]]
+        if loose.any():
+            chosen = chosen[_alternate(group, trace.time[chosen], enters[chosen], loose)]
     is_open = enters[chosen]
     a, b = _partners(group, is_open, region.pairing)
     opened, closed = chosen[a], chosen[b]
-    alone = np.ones(len(chosen), np.bool_)
-    alone[a] = alone[b] = False
     n_open, n = int(is_open.sum()), len(opened)
-    explained = np.where(is_open, losses.after[chosen], losses.before[chosen])
-    change = row[1:] != row[:-1]
-    edge = np.where(is_open, np.r_[change, True], np.r_[True, change]) & alone & ~explained
-    counts = PairCounts(n_open, len(chosen) - n_open, n, n_open - n, len(chosen) - n_open - n,
-                        int((alone & explained).sum()), int(edge.sum()),
+    broken = edges = 0
+    if 2 * n < len(chosen):
+        alone = np.ones(len(chosen), np.bool_)
+        alone[a] = alone[b] = False
+        explained = np.where(is_open, losses.after[chosen], losses.before[chosen])
+        first = starts_of(trace.row[chosen])
+        edge = np.where(is_open, np.append(first[1:], True), first) & alone & ~explained
+        broken, edges = int((alone & explained).sum()), int(edge.sum())
+    counts = PairCounts(n_open, len(chosen) - n_open, n, n_open - n, len(chosen) - n_open - n, broken, edges,
                         int((trace.time[closed] < trace.time[opened]).sum()),
-                        int(np.count_nonzero(np.bincount(trace.row[opened]))))
+                        int(starts_of(np.sort(trace.row[opened], kind="stable")).sum()))
     return opened, closed, counts
 
 
