@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,11 +19,18 @@ import torch
 import triton
 import triton.language as tl
 
+from gwatch.cuda.binary import Cubin, KernelDef
+from gwatch.cuda.binary.constants import globals_reached
+from gwatch.cuda.capture import hooks
+from gwatch.cuda.driver import MAX_DYNAMIC_SHARED, driver
+from gwatch.cuda.launchview import LaunchView, Replacement
 from gwatch.cuda.xtrace import capture_cubin, do_trace
-from gwatch.errors import GWatchError
-from torturing.cases import make_case
+from gwatch.errors import GWatchError, LaunchError, TraceError
+from gwatch.rewrite.trace import SassTraceSite
+from torturing.cases import Case, make_case
+from torturing.counting import COUNTS, FIRST, agreed, countable, counting_image, not_executed
 from torturing.gpu import Tally, Watchdog
-from torturing.proof import Outcome, _buildable
+from torturing.proof import Outcome, buildable
 
 SLOWEST = 90.0
 """Seconds that one case may take, compilers included."""
@@ -134,6 +141,56 @@ def raw_bytes(value: Any) -> bytes:
     return bytes(np.ascontiguousarray(array).tobytes())
 
 
+class Counting:
+    """Sends the launches of a kernel to a copy of it that counts the visits of ``sites``."""
+
+    def __init__(self, cubin: Cubin, kernel: KernelDef, sites: Sequence[SassTraceSite]) -> None:
+        """Raises what the rewriter refuses with, and TraceError ``[variables]`` for a kernel that uses variables of its
+        module, of which a copy would have its own.
+        """
+        if any(item.mutable for item in globals_reached(cubin, kernel)):
+            raise TraceError("variables", f"{kernel.name} uses variables of its module")
+        self.driver = driver()
+        self.kernel, self.sites = kernel.name, sites
+        image = counting_image(cubin, kernel.name, sites)
+        with hooks.quiet():
+            self.library = self.driver.load_library(image)
+            handle = self.driver.library_kernel(self.library, kernel.name)
+            self.code = Replacement(handle, self.driver.kernel_function(handle))
+
+    def wants(self, symbol: str) -> bool:
+        """Whether it is the counted kernel's name."""
+        return symbol == self.kernel
+
+    def enter(self, view: LaunchView) -> None:
+        """Send the launch to the counting code."""
+        shared = view.record(0).shared_bytes
+        if shared > 48 << 10:
+            self.driver.set_kernel_attribute(self.code.kernel, MAX_DYNAMIC_SHARED, shared, 0)
+        view.redirect(self.code)
+
+    def leave(self, view: LaunchView, status: int) -> None:
+        """Nothing to do."""
+
+    def count(self, fn: Callable[[], Any]) -> list[int]:
+        """The lanes that visit each site while ``fn`` runs."""
+        size = FIRST + 4 * len(self.sites)
+        counts = self.driver.allocate(size)
+        try:
+            where = self.driver.library_global(self.library, COUNTS)
+            assert where is not None
+            self.driver.zero(counts, size)
+            self.driver.write(where[0], counts.to_bytes(8, "little"))
+            with hooks.observe(self):
+                fn()
+                torch.cuda.synchronize()
+            found = np.frombuffer(self.driver.read(counts + FIRST, 4 * len(self.sites)), np.uint32)
+        finally:
+            self.driver.free(counts)
+            self.driver.unload_library(self.library)
+        return [int(number) for number in found]
+
+
 def torture_frameworks(
     tally: Tally, seed: int, seconds: float, sites: int, only: str, case: int | None
 ) -> None:
@@ -174,26 +231,61 @@ def _one(tally: Tally, work: Work, seed: int, number: int) -> None:
         tally.reasons[error.code] = f"{work.name}: {error}"
         return
     outcome = Outcome()
-    groups = _buildable(case, list(range(len(case))), outcome)
+    groups = buildable(case, list(range(len(case))), outcome)
     tally.refused.update(outcome.refused)
     tally.reasons.update(outcome.reasons)
     tally.wrong += outcome.wrong
-    for group in groups:
+    for group, _ in groups:
         part = case.part(group)
-        result = do_trace(
-            fn=work.fn,
-            kernel_name_pattern=f"^{re.escape(kernel.name)}$",
-            instrumentation_tier="sass",
-            sass_trace_sites=list(part.sites),
-            clock_type=part.clock,
-            sass_per_thread_records=part.depth,
-            keep=part.keep,
-            passes=1,
-        )
-        if result["outputs"] != "identical":
-            raise AssertionError(f"outputs: {result['outputs']}")
+        sites = countable(part.sites)
+        try:
+            counted = Counting(cubin, kernel, sites).count(work.fn)
+        except GWatchError as error:
+            if isinstance(error, LaunchError):
+                raise
+            tally.refused[f"counter: {error.code}"] += 1
+            counted = None
+        _traced(tally, work, part, sites, counted)
         if raw_bytes(work.fn()) != expected:
             raise AssertionError("the untraced output changed afterwards")
-        tally.records += len(result["records"])
-        tally.pairs += len(part)
-        tally.cases[work.name] += 1
+
+
+def _traced(
+    tally: Tally, work: Work, case: Case, sites: Sequence[SassTraceSite], counted: list[int] | None
+) -> None:
+    """One trace; its records against the visits ``counted`` (None: they could not be)."""
+    try:
+        result = do_trace(
+            fn=work.fn,
+            kernel_name_pattern=f"^{re.escape(case.kernel)}$",
+            instrumentation_tier="sass",
+            sass_trace_sites=list(sites),
+            clock_type=case.clock,
+            sass_per_thread_records=case.depth,
+            keep=case.keep,
+            passes=1,
+        )
+    except TraceError as error:
+        if error.code != "no-records":
+            raise
+        tally.idle[not_executed(counted)] += len(sites)
+        return
+    if result["outputs"] != "identical":
+        raise AssertionError(f"outputs: {result['outputs']}")
+    launches = result["launches"]
+    tally.records += sum(len(launch["records"]) for launch in launches)
+    tally.pairs += len(sites)
+    tally.cases[work.name] += 1
+    everything = len(launches) == result["launch"]["launches"] and not any(
+        launch["sampled"] for launch in launches
+    )
+    if counted is None or not everything:
+        return
+    tally.idle["no visit counted"] += counted.count(0)
+    tally.counted += agreed(
+        sites,
+        counted,
+        np.concatenate([launch["records"] for launch in launches]),
+        sum(launch["dropped"] for launch in launches),
+        sum(int(launch["visits"].sum()) for launch in launches),
+    )

@@ -14,7 +14,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,38 +22,22 @@ import numpy as np
 
 from gwatch.cuda.arming import PatchedKernel, Ring
 from gwatch.cuda.binary import Cubin
-from gwatch.cuda.binary.constants import add_constant3
 from gwatch.cuda.driver import MAX_DYNAMIC_SHARED, driver
 from gwatch.cuda.launcher import ring_layout
 from gwatch.cuda.xtrace.decode import decode_ring
 from gwatch.errors import GWatchError, LaunchError, ToolError
-from gwatch.rewrite import Rewriter, Snippet
 from gwatch.rewrite.trace import TracePlan, plan_trace
 from torturing.cases import Case, make_case, rng_of
+from torturing.counting import COUNTS, FIRST, agreed, countable, counting_image
 from torturing.generate import source
-from torturing.proof import Outcome, _buildable
+from torturing.proof import Outcome, buildable
 
 WORDS = 1 << 16
 TRIPS = 24
 HANG_SECONDS = 20.0
 RING_BYTES = 1 << 28
 DEEP = 1024
-FIRST = 16
-"""Byte of the first counter."""
 _COMMENT = re.compile(r"^// TORTURE (\w+)(.*)$", re.MULTILINE)
-COUNT = Snippet(
-    """
-    LDC.64 %address, c[0x3][{offset}]
-    ULDC.64 %memory, c[0x0][0x208]
-    IMAD.MOV.U32 %one, RZ, RZ, 0x1
-    IADD3 %address, %address, {place}, RZ         // the counters lie in one page
-    @%guard REDG.E.ADD.STRONG.GPU desc[%memory][%address.64], %one
-    """,
-    registers={"address": 2, "one": 1},
-    uniforms={"memory": 2},
-    name="count",
-)
-COUNT_ALL = replace(COUNT, inherit_guard=False)
 
 
 @dataclass
@@ -194,6 +178,8 @@ class Tally:
     pairs: int = 0
     records: int = 0
     counted: int = 0
+    idle: Counter[str] = field(default_factory=Counter)
+    """Sites that left no record, by what an independent count says."""
     cases: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)
     reasons: dict[str, str] = field(default_factory=dict)
@@ -220,7 +206,7 @@ class GpuTorture:
         except GWatchError as error:
             self._refuse(error.code, f"{workload.name}/{kernel}: {error}")
             return
-        groups = _buildable(case, list(range(len(case))), outcome)
+        groups = buildable(case, list(range(len(case))), outcome)
         for code, count in outcome.refused.items():
             self.tally.refused[code] += count
         self.tally.reasons.update(outcome.reasons)
@@ -229,7 +215,7 @@ class GpuTorture:
         if not groups:
             return
         expected = self._expected(workload, kernel, shape, given, again)
-        for group in groups:
+        for group, _ in groups:
             part = case.part(group)
             try:
                 self._run(part, shape, given, expected, again)
@@ -267,19 +253,7 @@ class GpuTorture:
             same("output with snippets", expected, got)
             return
         # Deep rings, so that nothing is lost where that can be had; warp-level records count their lanes.
-        sites = tuple(
-            replace(
-                site,
-                special="activemask",
-                value_reg=None,
-                value_is_smid=False,
-                value_width_bits=32,
-                value_is_uniform=False,
-            )
-            if site.warp_level
-            else site
-            for site in case.sites
-        )
+        sites = countable(case.sites)
         depth = case.depth if case.depth <= 8 else DEEP
         try:
             plan = plan_trace(case.cubin, case.kernel, sites, clock=case.clock, keep=case.keep, depth=depth)
@@ -345,31 +319,13 @@ class GpuTorture:
                 raise
             self.tally.refused[f"counter: {error.code}"] += 1
             return
-        exact = all(not site.warp_level or site.special == "activemask" for site in sites)
-        if dropped == 0 and exact:
-            for number, site in enumerate(sites):
-                mine = records[records["site"] == number]
-                lanes = [int(mask).bit_count() for mask in mine["value"].tolist()] if site.warp_level else []
-                seen = sum(lanes) if site.warp_level else len(mine)
-                if seen != counted[number]:
-                    raise AssertionError(
-                        f"site {number} (instruction {site.insert_index}): {seen} visits recorded, "
-                        f"{counted[number]} counted"
-                    )
-            self.tally.counted += len(sites)
-        elif not any(site.warp_level for site in sites) and made != sum(counted):
-            raise AssertionError(f"{made} records made, {sum(counted)} visits counted")
+        self.tally.counted += agreed(sites, counted, records, dropped, made)
 
     def _visits(self, case: Case, sites: Sequence[Any], shape: Shape, given: bytes, again: str) -> list[int]:
         device = self.device
-        image, offset = add_constant3(case.cubin.data, "torture_counts", 8, bytes(8))
-        rewriter = Rewriter(Cubin.from_bytes(image), case.kernel)
-        for number, site in enumerate(sites):
-            snippet = COUNT_ALL if site.unconditional else COUNT
-            rewriter.insert(site.insert_index, snippet, {"offset": offset, "place": FIRST + 4 * number})
-        library = device.driver.load_library(rewriter.apply().data)
+        library = device.driver.load_library(counting_image(case.cubin, case.kernel, sites))
         try:
-            where = device.driver.library_global(library, "torture_counts")
+            where = device.driver.library_global(library, COUNTS)
             assert where is not None
             device.driver.zero(device.counts, 4 * DEEP)
             device.driver.write(where[0], device.counts.to_bytes(8, "little"))
@@ -450,6 +406,7 @@ def report(device: Device, tally: Tally, args: argparse.Namespace, begin: float)
         "pairs": tally.pairs,
         "records": tally.records,
         "sites_counted_exactly": tally.counted,
+        "sites_without_records": dict(tally.idle),
         "refused": dict(tally.refused),
         "reasons": tally.reasons,
         "wrong": len(tally.wrong),

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from gwatch.cuda.binary import Cubin
 from gwatch.errors import GWatchError
+from gwatch.sass import nvdisasm
 from torturing.cases import make_case
 from torturing.mutations import plant_all
 from torturing.pool import Done, children_seconds, peak_mib, spread
@@ -234,6 +235,11 @@ class Tally:
 def offline(args: argparse.Namespace) -> int:
     """Torture without a GPU. Exit codes as of the tool."""
     begin = last = time.monotonic()
+    try:
+        nvdisasm.find()
+    except GWatchError as error:
+        print(error, file=sys.stderr)
+        return 2
     folder = Folder.read(args.kernels, args.longest, args.only)
     archs = {path: arch for arch, files in folder.kernels.items() for path in files}
     tally = Tally()

@@ -144,8 +144,8 @@ def spread(
                 return
             for pipe in wait(list(busy), _TICK):
                 worker = busy[pipe]  # type: ignore[index]
+                assert worker.task is not None
                 task = worker.task
-                assert task is not None
                 try:
                     result, lost, grown = worker.pipe.recv()
                 except (EOFError, OSError):
@@ -162,10 +162,10 @@ def spread(
             over = bool(seconds) and now - begin > seconds + grace
             for worker in [item for item in workers if item.task is not None]:
                 if over or now - worker.since > each:
+                    assert worker.task is not None
                     task = worker.task
                     worker.end(kill=True)
                     workers.remove(worker)
-                    assert task is not None
                     if now - worker.since > each:
                         yield Done(task, None, f"over {each:.0f} s")
                     else:

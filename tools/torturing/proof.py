@@ -16,9 +16,11 @@ from gwatch.rewrite import verify as verify_module
 from torturing.cases import Case
 
 _list = verify_module._section
+Built = tuple[bytes, Rewritten, bytes]
+"""Image before, rewrite, image after: see Case.build."""
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=8)
 def _section(image: bytes, kernel: str) -> Any:
     """nvdisasm's listing, kept for the next case of the same kernel."""
     return _list(image, kernel)
@@ -49,21 +51,21 @@ class Outcome:
 def prove(case: Case) -> Outcome:
     """Build and prove. Insertions that are refused are found by halving and left out, so that one bad site doesn't
     hide the others.
+
+    Raises ToolError when nvdisasm can't list the kernel as it was: an older one doesn't know every architecture.
     """
+    _section(case.cubin.data, case.kernel)
     outcome = Outcome()
-    groups = _buildable(case, list(range(len(case))), outcome)
-    together = [index for group in groups for index in group]
-    if len(groups) > 1 and _builds(case.part(together), Outcome()):
-        groups = [together]
-    for group in groups:
+    groups = buildable(case, list(range(len(case))), outcome)
+    if len(groups) > 1:
+        together = [index for group, _ in groups for index in group]
+        built = _build(case.part(together), Outcome())
+        if built is not None:
+            groups = [(together, built)]
+    for group, built in groups:
         part = case.part(group)
-        try:
-            before, rewritten, after = part.build()
-        except Exception as error:
-            outcome.wrong.append(f"{type(error).__name__} only at the second try: {error}")
-            continue
         outcome.rewrites += 1
-        wrong = faults(part, before, rewritten, after)
+        wrong = faults(part, *built)
         outcome.wrong += wrong
         if not wrong:
             outcome.proved += len(part)
@@ -71,11 +73,10 @@ def prove(case: Case) -> Outcome:
     return outcome
 
 
-def _builds(case: Case, outcome: Outcome) -> bool:
-    """Whether the case can be built; what isn't a refusal counts as wrong, a refusal is noted for single insertions."""
+def _build(case: Case, outcome: Outcome) -> Built | None:
+    """The case built; what isn't a refusal counts as wrong, a refusal is noted for single insertions."""
     try:
-        case.build()
-        return True
+        return case.build()
     except GWatchError as error:
         if error.code == "hazard":
             outcome.wrong.append(f"the rewriter's own checker refused: {error}")
@@ -84,16 +85,18 @@ def _builds(case: Case, outcome: Outcome) -> bool:
             outcome.reasons[error.code] = f"{case.kernel}: {error}"
     except Exception as error:
         outcome.wrong.append(f"{type(error).__name__}: {error}")
-    return False
+    return None
 
 
-def _buildable(case: Case, chosen: list[int], outcome: Outcome) -> list[list[int]]:
-    if _builds(case.part(chosen), outcome):
-        return [chosen]
+def buildable(case: Case, chosen: list[int], outcome: Outcome) -> list[tuple[list[int], Built]]:
+    """The insertions in groups that can be built, and each group built."""
+    built = _build(case.part(chosen), outcome)
+    if built is not None:
+        return [(chosen, built)]
     if len(chosen) == 1:
         return []
     middle = len(chosen) // 2
-    return _buildable(case, chosen[:middle], outcome) + _buildable(case, chosen[middle:], outcome)
+    return buildable(case, chosen[:middle], outcome) + buildable(case, chosen[middle:], outcome)
 
 
 def faults(case: Case, before: bytes, rewritten: Rewritten, after: bytes) -> list[str]:
