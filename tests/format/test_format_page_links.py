@@ -71,12 +71,25 @@ def test_other_blocks_are_folded_and_open_by_a_click(browser, tmp_path):
     inside = np.isin(run.trace.row, rows)
     ends = [f"{int(f(run.trace.time[inside])) - run.time_range[0]}" for f in (np.min, np.max)]
     assert tip.startswith(f"block {others[2]} · SM {others[2]}8 rows, {ends[0]} ns to ")
-    # The strip shows what its rows do: its pixels differ from the ground.
-    painted = browser.ask("""(() => { const c = document.querySelector('.time'), x = c.getContext('2d');
-      const d = x.getImageData(148, %d, c.width - 148, 1).data; let n = 0;
-      for (let i = 0; i < d.length; i += 4) n += d[i] + d[i + 1] + d[i + 2] < 740;
-      return n / (d.length / 4); })()""".replace("%d", str(round(strip - box["top"]))))
-    assert painted > 0.8
+    # Above, the strip shows the copy warp; below, the others, as high as the share of them that work.
+    iv, open_rows = run.intervals, np.isin(run.intervals.row, np.flatnonzero(run.trace.rows.block == block))
+    start, end = iv.start - run.time_range[0], iv.end - run.time_range[0]
+    margin = 0.02 * (end[open_rows].max() - start[open_rows].min())
+    t0, t1 = max(0, start[open_rows].min() - margin), end[open_rows].max() + margin
+    per_pixel = (t1 - t0) / (box["width"] - 148)
+
+    copying, working = browser.ask("""(() => { const c = document.querySelector('.time'), w = c.width - 148;
+      const d = c.getContext('2d').getImageData(148, %d, w, 10).data, style = getComputedStyle(document.documentElement);
+      return [[0, 0, 3], [1, 3, 10]].map(([number, top, bottom]) => {
+        const ink = style.getPropertyValue("--ink" + number).trim().slice(1).match(/../g).map((p) => parseInt(p, 16));
+        let n = 0;
+        for (let i = 4 * w * top; i < 4 * w * bottom; i += 4) n += ink.every((part, k) => part === d[i + k]);
+        return n / (w * (bottom - top));
+      }); })()""".replace("%d", str(round(strip - box["top"]) - 5)))
+    for scope, got, warps in ((0, copying, 1), (1, working, 7)):
+        mine = np.isin(iv.row, rows) & (run.scope == scope) & (end > t0) & (start < t1)
+        busy = np.minimum(end, t1)[mine] - np.maximum(start, t0)[mine] + per_pixel / 2
+        assert got == pytest.approx(busy.sum() / (t1 - t0) / warps, abs=0.04)
     browser.mouse("mousePressed", box["left"] + 400, strip)
     browser.mouse("mouseReleased", box["left"] + 400, strip)
     assert browser.ask("document.querySelector('.filter').value") == f"block {block},{others[2]}"

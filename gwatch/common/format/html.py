@@ -113,6 +113,10 @@ def _run(run: Run, number: int, hidden: bool) -> Iterator[str]:
     yield f'<script type="text/plain" class="blob">{blob}</script>\n</article>\n'
 
 
+class _Markup(str):
+    """Text that is HTML already."""
+
+
 def _verdict(verdict: Mapping[str, Any]) -> str:
     word = str(verdict["trustworthy"])
     head, *rest = str(verdict["line"]).split(" · ")
@@ -136,7 +140,13 @@ _PLACE = re.compile(r"\bb\d+ w\d+(?: t\d+)?(?: \+[\d.]+(?:ns|µs|ms|s|[kM]?cyc))
 
 def _button(place: re.Match[str]) -> str:
     """A place that a click brings into view."""
-    return f'<button type="button" data-to="{place[0]}" title="Show it">{place[0]}</button>'
+    return _place(place[0])
+
+
+def _place(text: str, to: str = "") -> _Markup:
+    """``text`` as a button that brings the place ``to`` (else the one that the text names) into view."""
+    text, to = escape(text), escape(to or text)
+    return _Markup(f'<button type="button" data-to="{to}" title="Show it">{text}</button>')
 
 
 def _facts(run: Run, a: Mapping[str, Any]) -> str:
@@ -147,7 +157,7 @@ def _facts(run: Run, a: Mapping[str, Any]) -> str:
     entries = [("Launch", f"grid {grid} · block {block}"), ("Recorded", counts), ("Clock", clock),
                ("Span", duration(a["span"], run.unit))]
     if a["unmatched_starts"] or a["unmatched_ends"]:
-        entries.append(("Unmatched", f"{a['unmatched_starts']} starts, {a['unmatched_ends']} ends"))
+        entries.append(("Unmatched", f"{a['unmatched_starts']:,} starts, {a['unmatched_ends']:,} ends"))
     items = "".join(f"<div><dt>{name}</dt><dd>{escape(text)}</dd></div>" for name, text in entries)
     notes = "".join(f'<p class="why">{escape(f"{name}: {text}")}</p>' for name, text in cost_notes(run))
     notes += "".join(f'<p class="note">{escape(w)}</p>' for w in run.warnings)
@@ -198,7 +208,8 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[Any]], left: Iterable[in
 
     def cell(tag: str, i: int, text: Any) -> str:
         names = " ".join(n for n, on in (("l", i in keep), ("code", i in mono and tag == "td")) if on)
-        return f'<{tag}{f" class={chr(34)}{names}{chr(34)}" if names else ""}>{escape(str(text))}</{tag}>'
+        inside = text if isinstance(text, _Markup) else escape(str(text))
+        return f'<{tag}{f" class={chr(34)}{names}{chr(34)}" if names else ""}>{inside}</{tag}>'
 
     top = "".join(cell("th", i, h) for i, h in enumerate(head))
     lines = ("".join(cell("td", i, c) for i, c in enumerate(row)) for row in rows)
@@ -295,9 +306,16 @@ def _waits(run: Run) -> str:
              f"{w['count']:,}", duration(w["total"], run.unit),
              f"{w['share']:.1%}", duration(w["p50"], run.unit),
              "–" if w["released_by"] is None else f"{w['released_by_role'] or ''} {w['released_by']}",
-             duration(w["slack_p50"], run.unit)) for w in found[:MAX_WAITS]]
-    head = ["role", "waits between", "source", "count", "total", "of its life", "p50", "ended just before", "slack p50"]
-    return _card("Who waits for whom", _table(head, rows, (0, 1, 2, 7)), "wide")
+             duration(w["slack_p50"], run.unit), _longest(run, w)) for w in found[:MAX_WAITS]]
+    head = ["role", "waits between", "source", "count", "total", "of its life", "p50", "ended just before", "slack p50",
+            "longest"]
+    return _card("Who waits for whom", _table(head, rows, (0, 1, 2, 7, 9)), "wide")
+
+
+def _longest(run: Run, wait: Mapping[str, Any]) -> _Markup:
+    """How long the longest of some waits took, and where it is."""
+    place = f"{locator(run.trace.rows, wait['longest_row'])} {since(wait['longest_start'] - run.zero, run.unit)}"
+    return _Markup(f"{escape(duration(wait['longest'], run.unit))} at {_place(place)}")
 
 
 def _wait_scopes(run: Run) -> str:
@@ -306,7 +324,7 @@ def _wait_scopes(run: Run) -> str:
         return ""
     rows = [(w["scope"], w["role"], w["line"], f"{w['count']:,}", duration(w["total"], run.unit), f"{w['share']:.1%}",
              duration(w["p50"], run.unit), duration(w["p95"], run.unit),
-             f"{duration(w['longest'], run.unit)} at {locator(run.trace.rows, w['longest_row'])}")
+             _longest(run, w))
             for w in found[:MAX_WAITS]]
     head = ["wait", "role", "source", "count", "total", "of its life", "p50", "p95", "longest"]
     return _card("Waits that were recorded", _table(head, rows, (0, 1, 2, 8)), "wide")
@@ -320,8 +338,10 @@ def _pipeline(run: Run, a: Mapping[str, Any]) -> str:
             for name in ("active", "bubble", "lifetime")]
     body = _table(["per row", "mean", "min", "max"], rows)
     body += f'<p>Outside all regions: <b>{p["bubble_ratio"]:.1%}</b> of the rows’ lifetime.</p>'
-    found = [(locator(run.trace.rows, b["row"]), duration(b["gap"], run.unit),
-              since(b["start"] - run.zero, run.unit), f"{b['before']} → {b['after']}") for b in a["longest_bubbles"]]
+    found = []
+    for b in a["longest_bubbles"]:
+        row, at = locator(run.trace.rows, b["row"]), since(b["start"] - run.zero, run.unit)
+        found.append((_place(row, f"{row} {at}"), duration(b["gap"], run.unit), at, f"{b['before']} → {b['after']}"))
     if found:
         body += "<h4>Longest bubbles</h4>" + _table(["row", "bubble", "at", "between"], found, (0, 3))
     return _card("Pipeline", body)

@@ -118,7 +118,7 @@ def payload(run: Run) -> tuple[dict[str, Any], str]:
         scopes.append({"label": f"site {site}" + (f" {name}" if name else ""), "role": "", "sites": [site, site],
                        "mark": True})
     sites = {str(s.get("site_id", i)): [str(s.get("called_from") or s.get("line") or ""),
-                                       str(s.get("instruction") or "")]
+                                       str(s.get("instruction") or ""), s.get("value_kind") != "none"]
              for i, s in enumerate(run.sites)}
     meta = {
         "kernel": run.kernel, "tag": kernel_tag(run.kernel), "unit": run.unit,

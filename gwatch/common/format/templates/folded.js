@@ -45,7 +45,8 @@ class Folding extends Timeline {
     c.fillRect(0, top - HEAD, w, HEAD);
     c.fillStyle = colours.soft;
     c.textAlign = "left";
-    c.fillText(`${n} other block${n > 1 ? "s" : ""}, folded: a click opens one`, 6, top - HEAD / 2);
+    const bands = this.meta.roles.length > 1 ? "each role's rows" : "the rows";
+    c.fillText(`${n} other block${n > 1 ? "s" : ""}, folded: height is the share of ${bands}; a click opens one`, 6, top - HEAD / 2);
     const from = Math.max(0, Math.floor((AXIS - top) / STRIP)), to = Math.min(n, Math.ceil((h - top) / STRIP));
     for (let k = from; k < to; k++) this.paintStrip(c, this.folded[k], top + k * STRIP, w);
   }
@@ -54,34 +55,52 @@ class Folding extends Timeline {
     c.fillStyle = colours.soft;
     c.textAlign = "right";
     c.fillText("block " + block, GUTTER - 8, y + STRIP / 2);
-    const { data } = this, wide = Math.max(1, Math.floor(w - GUTTER)), rows = this.byBlock().get(block);
-    const scale = wide / (this.t1 - this.t0), inks = colours.ink.map(rgb), ground = rgb(colours.card);
-    const sums = new Float32Array(wide * 4);
+    const wide = Math.max(1, Math.floor(w - GUTTER)), image = new ImageData(wide, STRIP - 3);
+    const roles = new Map();
+    for (const r of this.byBlock().get(block)) {
+      const role = this.data.role[r];
+      if (!roles.has(role)) roles.set(role, []);
+      roles.get(role).push(r);
+    }
+    const bands = [...roles.keys()].sort((a, b) => a - b).map((role) => roles.get(role));
+    let top = 0;
+    bandHeights(bands.map((rows) => rows.length), STRIP - 3).forEach((high, k) => {
+      this.stack(image, bands[k], top, high);
+      top += high;
+    });
+    const layer = document.createElement("canvas");
+    layer.width = wide;
+    layer.height = STRIP - 3;
+    layer.getContext("2d").putImageData(image, 0, 0);
+    c.drawImage(layer, GUTTER, y + 1);
+  }
+
+  // What rows do at each pixel, as a stack: the height of a colour is the share of the rows in it.
+  stack(image, rows, top, high) {
+    const { data } = this, wide = image.width, scale = wide / (this.t1 - this.t0);
+    const kinds = INKS + 1, counts = new Uint32Array(wide * kinds), words = new Uint32Array(image.data.buffer);
     for (const r of rows) {
       for (let m = this.firstMark(r); m < data.first[r + 1] && data.start[m] <= this.t1; m++) {
         if (!this.shown[data.scope[m]] || data.depth[m]) continue;
-        const a = Math.floor((data.start[m] - this.t0) * scale);
-        const b = Math.floor((data.start[m] + data.length[m] - this.t0) * scale);
-        const colour = inks[ink(data.scope[m])];
-        for (let x = Math.max(0, a); x <= Math.min(wide - 1, b); x++) {
-          for (let k = 0; k < 3; k++) sums[4 * x + k] += colour[k];
-          sums[4 * x + 3]++;
-        }
+        const a = Math.max(0, Math.floor((data.start[m] - this.t0) * scale)), kind = ink(data.scope[m]);
+        const b = Math.min(wide - 1, Math.floor((data.start[m] + data.length[m] - this.t0) * scale));
+        for (let x = a; x <= b; x++) counts[x * kinds + kind]++;
       }
     }
-    const image = new ImageData(wide, 1);
+    const lit = new Set(this.meta.scopes.map((scope, i) => (this.lit(i) ? ink(i) : -1)));
+    const inks = colours.ink.map((colour, kind) =>
+      rgb(colour).reduce((word, part, k) => word | part << (8 * k), (lit.has(kind) ? 255 : 46) << 24));
     for (let x = 0; x < wide; x++) {
-      const hits = sums[4 * x + 3], share = Math.min(1, hits / rows.length);
-      for (let k = 0; k < 3; k++) {
-        image.data[4 * x + k] = hits ? ground[k] + (sums[4 * x + k] / hits - ground[k]) * share : ground[k];
+      let sum = 0, filled = 0, all = 0;
+      for (let kind = 0; kind < kinds; kind++) all += counts[x * kinds + kind];
+      for (let kind = 0; kind < kinds; kind++) {
+        if (!counts[x * kinds + kind]) continue;
+        // A row with several short intervals in one pixel counts more than once; whatever is there shows.
+        sum += counts[x * kinds + kind];
+        const level = Math.min(high, Math.max(filled + 1, Math.round(sum / Math.max(rows.length, all) * high)));
+        for (; filled < level; filled++) words[(top + high - 1 - filled) * wide + x] = inks[kind];
       }
-      image.data[4 * x + 3] = 255;
     }
-    const layer = document.createElement("canvas");
-    layer.width = wide;
-    layer.height = 1;
-    layer.getContext("2d").putImageData(image, 0, 0);
-    c.drawImage(layer, GUTTER, y + 1, wide, STRIP - 3);
   }
 
   describeFolded(block, at) {
@@ -92,4 +111,13 @@ class Folding extends Timeline {
     this.light(null);
     this.showTip(at);
   }
+}
+
+// Pixels of a strip for each role of a block: by its rows, but enough to be seen.
+function bandHeights(sizes, high) {
+  const all = sizes.reduce((a, b) => a + b, 0), least = Math.min(3, Math.floor(high / sizes.length));
+  const heights = sizes.map((n) => Math.max(least, Math.round(n / all * high)));
+  const most = heights.indexOf(Math.max(...heights));
+  heights[most] += high - heights.reduce((a, b) => a + b, 0);
+  return heights;
 }

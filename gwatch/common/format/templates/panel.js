@@ -77,7 +77,7 @@ class Panel extends Folding {
       const found = this.jump(event.target.value.trim());
       event.target.classList.toggle("bad", !found);
     });
-    for (const place of this.root.querySelectorAll(".findings [data-to]")) {
+    for (const place of this.root.querySelectorAll("[data-to]")) {
       place.addEventListener("click", () => this.jump(place.dataset.to));
     }
     this.over.addEventListener("click", jump);
@@ -107,8 +107,11 @@ class Panel extends Folding {
     }
   }
 
-  // A click on a source line marks every instruction that stems from it.
+  // The code opens where most time begins. A click on a source line marks every instruction that stems from it.
   linkLines() {
+    const share = (row) => parseFloat(row.style.getPropertyValue("--share"));
+    const sites = [...this.root.querySelectorAll(".listing tr[data-site]")];
+    if (sites.length) this.reveal(sites.reduce((most, row) => (share(row) > share(most) ? row : most)));
     for (const cell of this.root.querySelectorAll(".listing td.line")) {
       cell.addEventListener("click", (event) => {
         event.stopPropagation();
@@ -384,13 +387,13 @@ class Panel extends Folding {
   }
 
   site(tip, name, number, mark, side) {
-    const { meta, data } = this, known = meta.sites[number] || ["", ""];
+    const { meta, data } = this, known = meta.sites[number] || ["", "", true];
     const line = element("span");
     line.className = "code";
     let text = (name ? name + " " : "") + "site " + number;
     if (known[0]) text += "  " + known[0].split("/").pop();
     if (known[1]) text += "\n" + known[1];
-    if (meta.values) {
+    if (meta.values && known[2]) {
       const key = side ? "out" : "in";
       const value = (BigInt(data[key + "_high"][mark]) << 32n) | BigInt(data[key + "_low"][mark]);
       text += "\n" + readings(value);
@@ -405,7 +408,12 @@ class Panel extends Folding {
     }
     const first = sites && this.root.querySelector(".listing tr.lit");
     if (!first) return;
-    const pane = first.closest(".listing"), at = first.offsetTop, seen = pane.clientHeight;
+    this.reveal(first);
+  }
+
+  // Scrolls the code to a line, unless it's in view.
+  reveal(line) {
+    const pane = line.closest(".listing"), at = line.offsetTop, seen = pane.clientHeight;
     if (at < pane.scrollTop + 40 || at > pane.scrollTop + seen - 40) pane.scrollTop = at - seen / 2;
   }
 }

@@ -291,6 +291,11 @@ class Timeline {
     }
   }
 
+  // Whether a scope stands out: all do unless a site is pointed at.
+  lit(scope) {
+    return this.focus === null || this.meta.scopes[scope].sites.includes(this.focus);
+  }
+
   // First mark of a row that may reach into the window.
   firstMark(r) {
     const { data } = this, limit = this.t0 - data.longest[r];
@@ -330,7 +335,7 @@ class Timeline {
         if (a + wide <= lastX[scope]) continue;
         lastX[scope] = a + wide;
         const inset = height >= 10 ? Math.min(data.depth[m] * step, height - 6) : 0;
-        c.globalAlpha = this.focus === null || meta.scopes[scope].sites.includes(this.focus) ? 1 : 0.18;
+        c.globalAlpha = this.lit(scope) ? 1 : 0.18;
         c.fillStyle = colours.ink[ink(scope)];
         // A hair of the row's ground between neighbours keeps back-to-back intervals apart.
         const body = wide > 4 ? wide - 1 : wide;
@@ -471,7 +476,7 @@ class Timeline {
     });
     c.fillStyle = colours.soft;
     c.textAlign = "right";
-    c.fillText(peak ? "in regions, peak " + peak : "whole launch", GUTTER - 8, h / 2);
+    c.fillText(peak ? "in regions, peak " + peak.toLocaleString("en") : "whole launch", GUTTER - 8, h / 2);
     const a = GUTTER + this.t0 / this.span * room, b = GUTTER + this.t1 / this.span * room;
     c.fillStyle = colours.sel;
     c.fillRect(a, 0, Math.max(2, b - a), h);
