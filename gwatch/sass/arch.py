@@ -40,7 +40,8 @@ class Arch:
     reads SR_CTAID.Z must say so (attribute CTAIDZ_USED). ``section_registers``: the register count also stands in the
     code section's header. ``mercury``: compilers add a second form of the code (``.nv.capmerc`` sections), which
     ``flags`` announce. ``offset_stores``: global stores to ``[R.U32+UR]``, a 32-bit offset from an address in a uniform
-    pair, were seen to work on the hardware (no compiler writes them without a descriptor).
+    pair, were seen to work on the hardware (no compiler writes them without a descriptor). ``fixed``: opcodes of fixed
+    latency here that take a scoreboard on other architectures of the same table.
     Registers are given to warps in steps of ``register_step`` a thread.
     """
 
@@ -73,6 +74,7 @@ class Arch:
     section_registers: bool
     mercury: bool
     offset_stores: bool
+    fixed: frozenset[str]
     registers_per_sm: int = 65536
     subpartitions: int = 4
     register_zero: int = 255
@@ -137,6 +139,9 @@ _MINIMUM = {
     **dict.fromkeys(("sm_90", "sm_120"), "VIMNMX.U32 {}, {}, {}, PT"),
     "sm_100": "VIMNMX.U32 {}, PT, PT, {}, {}, PT",
 }
+# Compilers give these no scoreboard on sm_100, and one on sm_103 and later of the same table: sm_100 has
+# many double-precision units, they have few.
+_FIXED = {100: frozenset({"DADD", "DFMA", "DMUL", "DSETP"})}
 # The model of times and scoreboards was held against an H200.
 _CONFIRMED = {90}
 # Tried on an H200, with offsets on both sides of 2^31.
@@ -160,7 +165,7 @@ def _build() -> dict[str, Arch]:
                 constant_load="LDCU" if wide else "ULDC", uniform_scoreboard=wide,
                 uniform_clock="CS2UR.32" if number >= 120 else "S2UR", hides_descriptor=80 <= number < 90,
                 marks_ctaid_z=number < 90, section_registers=number < 90, mercury=wide,
-                offset_stores=number in _OFFSET_STORES)
+                offset_stores=number in _OFFSET_STORES, fixed=_FIXED.get(number, frozenset()))
     return arches
 
 

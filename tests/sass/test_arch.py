@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from gwatch.errors import UnsupportedError
 from gwatch.sass.arch import ARCHES, allocated_registers, arch_by_name, occupancy
+from gwatch.sass.isa import isa_for
+from gwatch.sass.uses import CodeView
 
 
 @pytest.mark.parametrize("name", ["90a", "sm_90a", "SM90a", "sm90a", "compute_90a", " sm_90A "])
@@ -64,3 +67,14 @@ def test_elf_flags_are_those_of_the_compiler(name: str, flags: int) -> None:
 
 def test_sm_90_and_90a_share_one_table() -> None:
     assert arch_by_name("sm_90").table == arch_by_name("sm_90a").table == "sm_90"
+
+
+@pytest.mark.parametrize(("name", "kind"), [("sm_100a", "fixed"), ("sm_103a", "variable"), ("sm_110", "variable"),
+                                            ("sm_120", "variable"), ("sm_90", "fixed"), ("sm_80", "variable")])
+def test_double_precision_is_of_fixed_latency_where_compilers_give_it_no_scoreboard(name: str, kind: str) -> None:
+    isa = isa_for(name)
+    words = [isa.encode(text) for text in ("DFMA R4, R6, R8, R4", "DADD R4, R6, R8", "DMUL R4, R6, R8",
+                                           "DSETP.GT.AND P0, PT, R4, R6, PT")]
+    assert {isa.decode(word).effects.kind for word in words} == {kind}
+    halves = np.array([[word & (1 << 64) - 1, word >> 64] for word in words], np.uint64)
+    assert set(CodeView(isa, halves).kinds()[1]) == {kind}

@@ -53,7 +53,7 @@ class Isa:
         self.table = table
         self.zero = {"R": arch.register_zero, "U": arch.uniform_zero, "P": arch.predicate_true,
                      "Q": arch.predicate_true}
-        self.templates = Templates(table, self.zero)
+        self.templates = Templates(table, self.zero, arch.fixed)
         self.decoder = Decoder(self.templates)
 
     # -- whole sections ---------------------------------------------------------------------------------------

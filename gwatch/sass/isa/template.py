@@ -146,11 +146,14 @@ class Template:
 
 
 class Templates:
-    """The templates of one table, made when first met; ``zero`` gives the numbers of RZ, URZ, PT and UPT."""
+    """The templates of one table, made when first met; ``zero`` gives the numbers of RZ, URZ, PT and UPT, ``fixed``
+    names opcodes that are of fixed latency whatever the table says.
+    """
 
-    def __init__(self, table: Table, zero: dict[str, int]) -> None:
+    def __init__(self, table: Table, zero: dict[str, int], fixed: frozenset[str]) -> None:
         self.table = table
         self.zero = zero
+        self.fixed = fixed
         self._patterns: dict[int, Pattern | None] = {}
         self._known: dict[int, Template | None] = {}
 
@@ -197,7 +200,7 @@ class Templates:
         if None in attached or None in filled:
             return None
         relative = key.is_relative(opcode.split(".")) and bool(fields) and form.values[-1].kind == "I"
-        kind = str(key.extra.get("kind", "unknown"))
+        kind = "fixed" if opcode.split(".")[0] in self.fixed else str(key.extra.get("kind", "unknown"))
         accesses, unproved, complete = self._accesses(form, opcode, word, places)
         implicit = [(RegUse(file, first, 1, "implicit"), bool(flag)) for file, first, read, written in form.implicit
                     for flag, there in ((0, read), (1, written)) if there]
