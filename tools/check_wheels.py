@@ -3,8 +3,9 @@
 
     python tools/check_wheels.py WHEEL … [--resources 200]
 
-Each binary member is unpacked and given to `cuobjdump -xelf all`; the set of sha256 must equal ours. Of each wheel, the
-first ``--resources`` cubins are compared with `cuobjdump -res-usage`: registers, stack, shared and local memory and
+Each binary member is unpacked and given to `cuobjdump -xelf all`; the set of sha256 must equal ours, but for what
+cuobjdump doesn't look for: relocatable images beside linked ones, and plain cubins in a library's data. Of each wheel,
+the first ``--resources`` cubins are compared with `cuobjdump -res-usage`: registers, stack, shared and local memory and
 constants of every kernel. cuobjdump refuses a whole file that has one entry for a removed architecture; such members
 are counted as "refused by cuobjdump". Prints one line a wheel with the peak memory of this process (the wheels are
 streamed). Exit codes: 0 all equal, 1 a difference, 2 cuobjdump missing.
@@ -28,6 +29,7 @@ sys.path.insert(0, str(ROOT / "tools" / "bench"))
 
 from inspect_speed import find_cuobjdump  # noqa: E402
 
+from gwatch.cuda.binary.elf import ET_REL  # noqa: E402
 from gwatch.errors import GWatchError  # noqa: E402
 from gwatch.inspect.artifacts import Image, open_artifact  # noqa: E402
 from gwatch.inspect.facts import resources_of  # noqa: E402
@@ -111,6 +113,7 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             ours: set[str] = set()
+            elsewhere: set[str] = set()
             kernels = images = 0
             problems: list[str] = []
             for item in open_artifact(wheel):
@@ -123,14 +126,19 @@ def main() -> int:
                     kernels += compared
                     problems += found
                 ours.add(digest)
+                if item.kind == "embedded" or item.data[16:18] == ET_REL.to_bytes(2, "little"):
+                    elsewhere.add(digest)
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
             expected, refused = theirs(program, wheel, folder)
-        missing, extra = len(expected - ours), len(ours - expected)
+        missing, beyond = len(expected - ours), ours - expected
+        extra = len(beyond - elsewhere)
         bad = missing or problems or (extra and not refused)
         failed = failed or bool(bad)
         print(
             f"{wheel.name}: {wheel.stat().st_size / 1e6:.0f} MB, {images} cubins ({len(ours)} distinct), cuobjdump "
-            f"{len(expected)}, missing {missing}, only ours {extra}, members refused by cuobjdump {len(refused)}; "
+            f"{len(expected)}, missing {missing}, only ours {extra} "
+            f"and {len(beyond & elsewhere)} relocatable or outside of fat binaries, members refused by cuobjdump "
+            f"{len(refused)}; "
             f"{kernels} kernels' resources compared, {len(problems)} differ; peak memory {peak:.0f} MB",
             flush=True,
         )

@@ -42,7 +42,8 @@ class KernelReport:
 
 @dataclass(slots=True)
 class ImageReport:
-    """One cubin. ``symbol``: what a library's own code calls it. ``also_at``: other places that hold the same bytes.
+    """One cubin. ``symbol``: what a library's own code calls it. ``relocatable``: input of a linker, which no driver
+    runs as it is. ``also_at``: other places that hold the same bytes.
     ``problem``: why it, or its code, could not be read; ``unread``: by damage or for a missing program, not because its
     architecture is none that gwatch knows. ``printed``: its listing was already written out and dropped.
     ``chosen``: how many kernels were asked for; ``left_out``: the names of all, where none was."""
@@ -55,6 +56,7 @@ class ImageReport:
     arch: str = ""
     abi: int | None = None
     toolkit: str = ""
+    relocatable: bool = False
     kernels: list[KernelReport] = field(default_factory=list)
     also_at: list[str] = field(default_factory=list)
     problem: str = ""
@@ -89,7 +91,9 @@ class Report:
                 said.append(images[0].problem)
             elif not images:
                 name = str(Path(path))
-                said.append(str(no_cubin(path, [item for item in self.skipped if item.path.startswith(name)])))
+                said.append(
+                    str(no_cubin(path, [item for item in self.skipped if item.path.startswith(name)]))
+                )
         return said or [self.missing] * bool(self.missing)
 
     @property
@@ -110,7 +114,9 @@ class Report:
             "format": "gwatch-inspect",
             "version": FORMAT_VERSION,
             "gwatch": __version__,
-            "images": [{**_image(image), "kernels": [*map(kernel_json, image.kernels)]} for image in self.images],
+            "images": [
+                {**_image(image), "kernels": [*map(kernel_json, image.kernels)]} for image in self.images
+            ],
             "skipped": [
                 {"path": item.path, "reason": item.reason, "unread": item.unread} for item in self.skipped
             ],
@@ -123,7 +129,9 @@ def no_cubin(path: str, skipped: list[Skipped]) -> CubinError:
     """CubinError ``[no-cubin]`` for a path of which only ``skipped`` was found."""
     reasons = [item.reason for item in skipped if item.unread] or [item.reason for item in skipped]
     what = f"{path} holds no cubin that can be read" + (f": {reasons[0]}" if reasons else "")
-    return CubinError("no-cubin", what, "name a cubin, fat binary, library, package (.pt2, .whl, .zip) or folder")
+    return CubinError(
+        "no-cubin", what, "name a cubin, fat binary, library, package (.pt2, .whl, .zip) or folder"
+    )
 
 
 def json_text(report: Report) -> Iterator[str]:
@@ -134,7 +142,7 @@ def json_text(report: Report) -> Iterator[str]:
     for number, image in enumerate(report.images):
         yield f'{"," if number else ""}\n{json.dumps(_image(image))[:-1]}, "kernels": ['
         for place, kernel in enumerate(image.kernels):
-            yield f'{"," if place else ""}\n {json.dumps(kernel_json(kernel))}'
+            yield f"{',' if place else ''}\n {json.dumps(kernel_json(kernel))}"
         yield "]}"
     yield "]}\n"
 
@@ -156,6 +164,7 @@ def _image(image: ImageReport) -> dict[str, Any]:
         "arch": image.arch,
         "abi": image.abi,
         "toolkit": image.toolkit,
+        "relocatable": image.relocatable,
         "problem": image.problem,
         "unread": image.unread,
         "violations": [violation.to_json() for violation in image.violations],

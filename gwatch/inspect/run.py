@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gwatch._files import need_folder, write_atomically
+from gwatch.cuda.binary.elf import ET_REL
 from gwatch.errors import CubinError, GWatchError, KernelError, ToolError, UnsupportedError, naming
 from gwatch.inspect.artifacts import Image, Skipped, Text, open_artifact
 from gwatch.inspect.demangle import demangle
@@ -85,6 +86,7 @@ def examine(image: Image, request: Request, described: TritonKernels) -> ImageRe
 def _examine(image: Image, request: Request, described: TritonKernels, report: ImageReport) -> None:
     view = CubinView.of(image.data, image.path)
     report.arch, report.abi, report.toolkit = view.arch.name, view.cubin.abi_version, view.toolkit
+    report.relocatable = view.cubin.elf.header.type == ET_REL
     chosen = [kernel for kernel in view.kernels if request.wants(kernel.name)]
     report.chosen = len(chosen)
     if not chosen:
@@ -224,7 +226,9 @@ def inspect(
         if extract is not None:
             report.extracted.append(_extract(extract, item, digest))
         if executor is None:
-            tasks[digest] = _Task(None, examine(item, asked, described.near(item.path, item.symbol)), len(item.data))
+            tasks[digest] = _Task(
+                None, examine(item, asked, described.near(item.path, item.symbol)), len(item.data)
+            )
             tasks[digest].finish(finished)
             continue
         while waiting and (len(waiting) >= 2 * workers or in_flight + len(item.data) > IN_FLIGHT_BYTES):
@@ -244,7 +248,9 @@ def inspect(
     by_digest = dict(zip(tasks, report.images, strict=True))
     report.given = {path: [by_digest[digest] for digest in digests] for path, digests in given.items()}
     if asked.kernels and report.images and not any(image.chosen for image in report.images):
-        report.missing = str(_missing(asked.kernels, [name for image in report.images for name in image.left_out]))
+        report.missing = str(
+            _missing(asked.kernels, [name for image in report.images for name in image.left_out])
+        )
     if asked.rules:
         from gwatch.inspect.rules import unmatched
 
@@ -275,7 +281,9 @@ def _items(
 
 def _extract(folder: Path, image: Image, digest: str) -> str:
     """Write one cubin; its name starts with the member's own and ends with the hash, so that no two clash."""
-    stem = re.sub(r"[^A-Za-z0-9_.-]+", "_", re.split(r"[!/\\\\]", image.path)[-1]).removesuffix(".cubin")[:_STEM]
+    stem = re.sub(r"[^A-Za-z0-9_.-]+", "_", re.split(r"[!/\\\\]", image.path)[-1]).removesuffix(".cubin")[
+        :_STEM
+    ]
     path = folder / f"{stem}-{digest[:12]}.cubin"
     try:
         if not folder.is_dir():

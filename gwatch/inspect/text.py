@@ -63,7 +63,8 @@ def _skipped(report: Report) -> list[str]:
 def _image(image: ImageReport, detailed: bool) -> list[str]:
     toolkit = f", toolkit {image.toolkit}" if image.toolkit else ""
     arch = image.arch or "unknown architecture"
-    head = f"{image.path}  {arch}{toolkit}, {image.size} bytes, sha256 {image.sha256[:12]}"
+    linked = ", relocatable (linked before it runs)" if image.relocatable else ""
+    head = f"{image.path}  {arch}{toolkit}{linked}, {image.size} bytes, sha256 {image.sha256[:12]}"
     out = [head]
     out += [f"  also at {path}" for path in image.also_at[:3]]
     if len(image.also_at) > 3:

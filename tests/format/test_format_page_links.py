@@ -79,7 +79,8 @@ def test_other_blocks_are_folded_and_open_by_a_click(browser, tmp_path):
     per_pixel = (t1 - t0) / (box["width"] - 148)
 
     copying, working = browser.ask("""(() => { const c = document.querySelector('.time'), w = c.width - 148;
-      const d = c.getContext('2d').getImageData(148, %d, w, 10).data, style = getComputedStyle(document.documentElement);
+      const d = c.getContext('2d').getImageData(148, %d, w, 10).data;
+      const style = getComputedStyle(document.documentElement);
       return [[0, 0, 3], [1, 3, 10]].map(([number, top, bottom]) => {
         const ink = style.getPropertyValue("--ink" + number).trim().slice(1).match(/../g).map((p) => parseInt(p, 16));
         let n = 0;

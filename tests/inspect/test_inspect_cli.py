@@ -93,6 +93,21 @@ def test_loops_have_nesting_and_source_lines(capsys: pytest.CaptureFixture[str])
     assert "depth 2, 7 instructions, loop.cu:7-8" in capsys.readouterr().out
 
 
+def test_input_of_a_linker_is_told_from_what_a_driver_loads(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = bytearray(COPY_CUBIN)
+    data[16] = 1  # ELF type REL
+    for name, content, relocatable in (("whole.cubin", COPY_CUBIN, False), ("part.cubin", data, True)):
+        path = tmp_path / name
+        path.write_bytes(content)
+        assert main(["inspect", "--json", str(path)]) == 0
+        (image,) = json.loads(capsys.readouterr().out)["images"]
+        assert image["relocatable"] is relocatable
+        assert main(["inspect", str(path)]) == 0
+        assert (", relocatable (linked before it runs)" in capsys.readouterr().out) is relocatable
+
+
 def test_output_does_not_depend_on_the_number_of_processes(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["inspect", str(TRITON), "--json", "--vectorization"]
     outputs = []
@@ -132,7 +147,10 @@ def test_a_kernel_that_is_not_there_is_named(how: list[str], capsys: pytest.Capt
 
 
 def test_rules_that_hold_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["inspect", str(FIXTURES / "vector_copy.cubin"), "--forbid", "STL", "--max-registers", "64"]) == 0
+    assert (
+        main(["inspect", str(FIXTURES / "vector_copy.cubin"), "--forbid", "STL", "--max-registers", "64"])
+        == 0
+    )
     assert capsys.readouterr().out.endswith("2 rules held\n")
 
 
@@ -188,7 +206,10 @@ def test_rules_do_not_hold_of_what_could_not_be_read(
     # Named itself, it is.
     assert main(["inspect", str(good), str(damaged)]) == 2
     said = capsys.readouterr()
-    assert said.err.startswith(f"gwatch: [arch-unknown] {damaged}: architecture 'sm_35'") and said.err.count("\n") == 1
+    assert (
+        said.err.startswith(f"gwatch: [arch-unknown] {damaged}: architecture 'sm_35'")
+        and said.err.count("\n") == 1
+    )
     assert "copy_kernel" in said.out
     packed = tmp_path / "packed.fatbin"
     packed.write_bytes(fatbin([(90, COPY_CUBIN, "lz4")]))

@@ -26,6 +26,7 @@ SHT_NOTE = 7
 SHT_NOBITS = 8
 SHT_REL = 9
 SHT_PROGBITS = 1
+ET_REL = 1
 ET_EXEC = 2
 NO_BYTES = frozenset({0, SHT_NOBITS, 0x70000007, 0x7000000A, 0x70000015})
 """Section types without file contents: NULL, NOBITS and CUDA's own for .nv.global, .nv.shared, reserved
