@@ -183,7 +183,7 @@ class _Against:
             origins=self.origins,
             twin=found.twin,
             tables=self.tables,
-            stride=self.stride,
+            stride=0 if found.twin is None else self.stride,
             calls=self.callees,
             frame=stack_bytes(self.after.elf, self.new.symbol.index)
             - stack_bytes(self.before.elf, self.old.symbol.index),

@@ -348,12 +348,12 @@ class Scheduler:
         mine -= line.foreign
         for use in line.facts.reads():
             for key in use.registers():
-                if key in mine:
-                    for at, producer in state.results.get(key, ()):
-                        when = max(when, at + self.latency.distance(producer, use.file, name, use.role))
-                    for board, pending in state.boards.items():
-                        if key in pending.results:
-                            mask |= 1 << board
+                # Also of the kernel's: an insertion before this one may have put its register back.
+                for at, producer in state.results.get(key, ()):
+                    when = max(when, at + self.latency.distance(producer, use.file, name, use.role))
+                for board, pending in state.boards.items():
+                    if key in pending.results:
+                        mask |= 1 << board
             if any(key not in mine for key in use.registers()):
                 wait, delay = self._kernel_read(run.index, use, name)
                 mask |= wait

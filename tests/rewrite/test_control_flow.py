@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gwatch.check import check_kernel
+from gwatch.check.against import check_against
 from gwatch.cuda.binary import Cubin, nvinfo
 from gwatch.cuda.binary.layout import Editor
 from gwatch.cuda.binary.nvinfo import Attr
@@ -80,6 +82,10 @@ def test_tables_move_in_place_without_an_untouched_copy() -> None:
         rewriter.insert(3, MARK, {"number": 1})
         result = rewriter.apply()
         assert result.twin is None and verify(cubin.data, result).entries == entries
+        patched = Cubin.from_bytes(result.data)
+        check = check_kernel(patched, patched.get_kerneldef_by_name(name))
+        check_against(cubin, patched, check)
+        assert check.findings == [] and check.refused == ""
 
 
 @pytest.mark.parametrize("name", CONTROL)

@@ -265,3 +265,22 @@ def test_a_wait_right_behind_who_takes_the_scoreboard_comes_once_it_is_seen() ->
     )
     scheduler.schedule([run])
     assert [item.control.wait_mask for item in run.lines] == [0, 1] and stalls(run)[0] == 1
+
+
+def test_a_register_that_is_put_back_is_waited_for_where_the_next_insertion_saves_it_again() -> None:
+    key = frozenset({("R", 5)})
+    lines = [
+        line("STL", r(5), kind="variable", owner=1),
+        line("CS2R.32", w(5), owner=1),
+        line("LDL", w(5), kind="variable", owner=1),
+        line("STL", r(5), kind="variable", owner=2),
+        line("CS2R.32", w(5), owner=2),
+        line("LDL", w(5), kind="variable", owner=2),
+    ]
+    for item in lines:
+        item.foreign = key if item.facts.opcode == "STL" else frozenset()
+    run = Run(3, lines, borrowed=key, restored=key)
+    schedule([run])
+    again = next(item for item in run.lines if item.owner == 2)
+    taken = next(item.control.write_scoreboard for item in run.lines if item.facts.opcode == "LDL")
+    assert again.facts.opcode == "STL" and again.control.wait_mask >> taken & 1
