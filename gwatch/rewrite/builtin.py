@@ -52,8 +52,8 @@ class Shape(enum.Enum):
 
 
 def shapes(fmt: RingFormat) -> tuple[Shape, ...]:
-    """The shapes that records of ``fmt`` may have, the cheapest first."""
-    lean = () if fmt.keep is Keep.FIRST else (Shape.LEAN,)
+    """The shapes that records of ``fmt`` may have, the cheapest first: by lane the offset has no bits for a lane."""
+    lean = () if fmt.keep is Keep.FIRST or fmt.by_lane else (Shape.LEAN,)
     return (Shape.PLAIN, Shape.SHARED, *lean)
 
 
@@ -128,7 +128,9 @@ class Recorder:
             return f"LDC{'.64' if words == 2 else ''} {target}, c[{bank:#x}][{f'{offset:#x}' if offset else 'RZ'}]"
         name, _, element = target.partition("+")
         places = (f"{name}+{int(element or 0) + word}" for word in range(words))
-        return "; ".join(f"MOV {place}, c[{bank:#x}][{offset + 4 * word:#x}]" for word, place in enumerate(places))
+        return "; ".join(
+            f"MOV {place}, c[{bank:#x}][{offset + 4 * word:#x}]" for word, place in enumerate(places)
+        )
 
     def state(self, *names: str) -> tuple[str, ...]:
         """Those of ``names`` that this shape has."""
@@ -159,11 +161,11 @@ def prologue(recorder: Recorder, descriptor: int) -> Snippet:
     if shape is Shape.LEAN or recorder.offsets:
         # The lane's part and the chunk's stay apart.
         lane = "off" if shape is Shape.LEAN else "base"
-        place = f"IMAD %ring, %a+1, {fmt.chunk_bytes:#x}, %ring; MOV %{lane}, {fmt.record_bytes:#x}"
+        place = f"IMAD %ring, %a+1, {fmt.chunk_bytes:#x}, %ring; MOV %{lane}, {fmt.lane_bytes:#x}"
         place += f"; IMAD %{lane}, %a, %{lane}, RZ"
         constants = f"R2UR %chunk, %ring; R2UR {'%chunk+1' if recorder.offsets else '%high'}, %ring+1"
     else:
-        place = f"IMAD %base, %a+1, {fmt.chunk_bytes:#x}, %ring; IMAD %base, %a, {fmt.record_bytes:#x}, %base"
+        place = f"IMAD %base, %a+1, {fmt.chunk_bytes:#x}, %ring; IMAD %base, %a, {fmt.lane_bytes:#x}, %base"
         constants = "MOV %addr+1, %ring+1" if shape is Shape.PLAIN else "R2UR %high, %ring+1"
     heads = "R2UR %head, %head_at" + ("; R2UR %head+1, %head_at+1" if recorder.offsets else "")
     store, load = recorder.opcode("STG.E.EF"), recorder.opcode("LDG.E")
@@ -245,7 +247,7 @@ def record(
     instruction ("P0", "!UP1"), where only lanes for which it is true record. ``warp_level``: one of the lanes
     that would record is elected, anew each time.
     """
-    fmt, lean = recorder.fmt, recorder.shape is Shape.LEAN
+    fmt = recorder.fmt
     uniform = "U" in guard
     # A vector instruction can't be guarded by a uniform predicate: copy it.
     wanted = "%run" if uniform else "%guard" if guard else "PT"
@@ -267,7 +269,7 @@ def record(
     if pair and value != "ns:64" and not (timer and place == "%rec+3"):
         lines.append("CS2R.32 %rec+3, SR_GLOBALTIMERLO")
     if warp_level and not elect_free:
-        lines += _elect_lowest(recorder, tag, wanted, "%off" if lean else "%base")
+        lines += _elect_lowest(recorder, tag, wanted)
     if not timer:
         lines += _value(value, place, wanted)
     lines += _address(recorder, tag)
@@ -296,7 +298,10 @@ def _address(recorder: Recorder, tag: str) -> list[str]:
         lines.append(f"LOP3.LUT %addr, %off, {fmt.mask | low:#x}, RZ, 0xc0, !PT")
     if recorder.shape is not Shape.PLAIN and not recorder.offsets:
         lines.append("MOV %addr+1, %high")
-    lines.append(f"LOP3.LUT {tag}, {tag if lean else '%off'}, {{site}}, RZ, 0xfc, !PT")
+    if fmt.by_lane:  # the offset's low bits aren't free
+        lines.append(recorder.arch.sum.format(tag, "%off", "{site}"))
+    else:
+        lines.append(f"LOP3.LUT {tag}, {tag if lean else '%off'}, {{site}}, RZ, 0xfc, !PT")
     if lean:
         lines += [] if recorder.offsets else ["LOP3.LUT %addr, %addr, %chunk, RZ, 0xfc, !PT"]
     elif fmt.keep is Keep.NEWEST:
@@ -307,12 +312,14 @@ def _address(recorder: Recorder, tag: str) -> list[str]:
     return lines
 
 
-def _elect_lowest(recorder: Recorder, mask: str, wanted: str, base: str) -> list[str]:
+def _elect_lowest(recorder: Recorder, mask: str, wanted: str) -> list[str]:
     """Elect the lowest lane for which ``wanted`` holds; ``mask`` is a register of the record not yet in use.
 
-    The lane's number is in the low bits of ``base``, the rest of which is a multiple of one slot of the warp.
+    The lane's number is in five bits of its part of the address; all above them belongs to the warp, which a
+    wrapping shift does not see.
     """
-    shift = recorder.fmt.record_bytes.bit_length() - 1
+    base = "%off" if recorder.shape is Shape.LEAN else "%base"
+    shift = recorder.fmt.lane_bytes.bit_length() - 1
     return [
         f"VOTE.ANY {mask}, PT, {wanted}",
         recorder.arch.sum.format("%addr", f"-{mask}", "RZ"),

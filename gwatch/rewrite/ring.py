@@ -5,12 +5,16 @@ and one, :class:`RingLayout`, places it for a launch (from which the loader take
 shapes): the code that writes and the code that reads cannot drift apart.
 
 Memory is ``[warp][slot][lane]``: warp index = CTA slot x warps per CTA + (linear thread >> 5), so that a
-warp's store is one contiguous line and stride and mask are constants of the patched code. After the ring
+warp's store is one contiguous line and stride and mask are constants of the patched code. Where one lane of a
+warp records at a time it is ``[warp][lane][slot]`` (``by_lane``): that lane's records then share sectors of 32 bytes
+instead of taking one of each line of the L2 cache. After the ring
 comes one 64-byte header per warp, written by the prologue, and after the headers an optional table of CTA
 slots.
 
 A record's tag is ``sequence << shift | site + 1``; the sequence counts the records of the lane, so a tag of
-zero is a slot that nobody wrote (the loader must hand over zeroed memory).
+zero is a slot that nobody wrote (the loader must hand over zeroed memory). By lane it is
+``sequence * step + site + 1``, where the step is the bytes of a lane's slots and of one record: so the offset's low bits
+are the slot's place in one instruction, and the high ones still count. :meth:`RingLayout.slots` makes either the first.
 """
 
 from __future__ import annotations
@@ -25,8 +29,10 @@ import numpy as np
 
 from gwatch.errors import TraceError
 
-FORMAT_VERSION = 1
-"""Version of the memory layout and of its JSON form; a reader refuses any other."""
+_BLOCK_WARPS = 1024
+
+FORMAT_VERSIONS = (1, 2)
+"""Versions of the memory layout and of its JSON form that exist: 2 is ``by_lane``. A reader refuses any other."""
 
 LANES = 32
 CANARY = 0x52545747
@@ -123,16 +129,34 @@ def round_depth(records: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class RingFormat:
-    """What the patched code fixes: record shape, records kept per lane (a power of two), and which are
-    kept."""
+    """What the patched code fixes: record shape, records kept per lane (a power of two), which are kept, and whether
+    a lane's slots lie side by side (``by_lane``; only where the newest are kept, and a lane's slots are no fewer bytes
+    than there may be sites: :meth:`may_be_by_lane`)."""
 
     kind: RecordKind
     depth: int
     keep: Keep = Keep.NEWEST
+    by_lane: bool = False
 
     def __post_init__(self) -> None:
         if self.depth != round_depth(self.depth):
             raise TraceError("trace-depth", f"depth {self.depth} is not a power of two", "use round_depth()")
+        if self.by_lane and not self.may_be_by_lane:
+            raise TraceError(
+                "ring-format",
+                f"{self.depth} {self.keep.value} records of a lane can't lie together",
+                "use by_lane=False",
+            )
+
+    @property
+    def may_be_by_lane(self) -> bool:
+        """Whether ``by_lane`` is possible."""
+        return self.keep is Keep.NEWEST and self.depth * self.record_bytes > MAX_SITES
+
+    @property
+    def version(self) -> int:
+        """The version of the memory layout."""
+        return FORMAT_VERSIONS[self.by_lane]
 
     @property
     def dtype(self) -> np.dtype[np.void]:
@@ -146,14 +170,19 @@ class RingFormat:
 
     @property
     def step(self) -> int:
-        """Bytes from one slot of a lane to its next: 32 records, a power of two; also what a visit adds to
-        the running offset, whose low bits are therefore free for the site."""
-        return LANES * self.record_bytes
+        """What a visit adds to the running offset. The bytes of 32 records: the distance from one slot of a lane to its
+        next, whose low bits are free for the site. ``by_lane``: the bytes of all slots of a lane, and one more."""
+        return self.lane_bytes + self.record_bytes if self.by_lane else LANES * self.record_bytes
+
+    @property
+    def lane_bytes(self) -> int:
+        """Bytes from a lane's first slot to the next lane's."""
+        return self.slots * self.record_bytes if self.by_lane else self.record_bytes
 
     @property
     def sequence_shift(self) -> int:
-        """The tag is ``sequence << sequence_shift | site + 1``."""
-        return self.step.bit_length() - 1
+        """The tag is ``sequence << sequence_shift | site + 1`` (``by_lane``: once :meth:`RingLayout.slots` read it)."""
+        return (LANES * self.record_bytes).bit_length() - 1
 
     @property
     def sequence_bits(self) -> int:
@@ -168,12 +197,12 @@ class RingFormat:
     @property
     def chunk_bytes(self) -> int:
         """Bytes of one warp's part of the ring."""
-        return self.slots * self.step
+        return self.slots * LANES * self.record_bytes
 
     @property
     def mask(self) -> int:
         """``offset & mask`` is the slot's place (``keep`` newest)."""
-        return (self.depth - 1) * self.step
+        return (self.depth - 1) * (self.record_bytes if self.by_lane else self.step)
 
     @property
     def limit(self) -> int:
@@ -190,12 +219,12 @@ class RingFormat:
     def code(self) -> int:
         """A 32-bit number that names this format, kept in the descriptor."""
         kind = list(RecordKind).index(self.kind)
-        return kind | (self.keep is Keep.FIRST) << 4 | self.depth.bit_length() << 8
+        return kind | (self.keep is Keep.FIRST) << 4 | self.by_lane << 5 | self.depth.bit_length() << 8
 
     def to_json(self) -> dict[str, Any]:
         """JSON form; :meth:`from_json` reads it back."""
         return {
-            "version": FORMAT_VERSION,
+            "version": self.version,
             "record": self.kind.value,
             "depth": self.depth,
             "keep": self.keep.value,
@@ -205,12 +234,12 @@ class RingFormat:
     def from_json(cls, data: dict[str, Any]) -> RingFormat:
         """Raises TraceError ``ring-format`` for another version or unknown names."""
         version = data.get("version") if isinstance(data, dict) else None
-        if version != FORMAT_VERSION:
-            raise TraceError(
-                "ring-format", f"ring format version {version!r}, this reader knows {FORMAT_VERSION}"
-            )
+        if version not in FORMAT_VERSIONS or isinstance(version, bool):
+            known = " and ".join(map(str, FORMAT_VERSIONS))
+            raise TraceError("ring-format", f"ring format version {version!r}, this reader knows {known}")
+        by_lane = bool(FORMAT_VERSIONS.index(version))
         try:
-            return cls(RecordKind(data["record"]), int(data["depth"]), Keep(data["keep"]))
+            return cls(RecordKind(data["record"]), int(data["depth"]), Keep(data["keep"]), by_lane)
         except (KeyError, ValueError, TypeError, OverflowError) as error:
             raise TraceError("ring-format", f"not a ring format: {error}") from None
 
@@ -309,6 +338,26 @@ class RingLayout:
         """Bytes of the records alone."""
         return self.warps * self.format.chunk_bytes
 
+    def slots(self, data: np.ndarray[Any, np.dtype[np.uint8]]) -> np.ndarray[Any, np.dtype[np.void]]:
+        """(warps, slots, 32) records of the ring whose bytes ``data`` begins with. ``by_lane`` makes copies of them,
+        with tags that say ``sequence << shift | site + 1``.
+
+        Raises TraceError ``ring-corrupt`` for a tag that no record in its slot can have.
+        """
+        fmt = self.format
+        ring = data[: self.ring_bytes].view(fmt.dtype)
+        if not fmt.by_lane:
+            return ring.reshape(self.warps, fmt.slots, LANES)
+        found = np.zeros((self.warps, fmt.slots, LANES), fmt.dtype)
+        lanes = ring.reshape(self.warps, LANES, fmt.slots)
+        for first in range(0, self.warps, _BLOCK_WARPS):
+            block = slice(first, first + _BLOCK_WARPS)
+            warp, lane, slot = np.nonzero(lanes["tag"][block])
+            records = lanes[block][warp, lane, slot]
+            records["tag"] = _plain_tags(fmt, records["tag"], slot, first + warp, lane)
+            found[block][warp, slot, lane] = records
+        return found
+
     @property
     def header_bytes(self) -> int:
         """Bytes of the headers."""
@@ -369,7 +418,7 @@ class RingLayout:
             place.table,
             self.cta_slots,
             self.warps_per_cta,
-            FORMAT_VERSION,
+            self.format.version,
             self.format.code,
         )
         return value.tobytes()
@@ -417,6 +466,34 @@ class RingLayout:
         return cls(fmt, grid, block, slots)
 
 
+def _plain_tags(
+    fmt: RingFormat,
+    tags: np.ndarray[Any, np.dtype[np.uint32]],
+    slot: np.ndarray[Any, np.dtype[np.int64]],
+    warp: np.ndarray[Any, np.dtype[np.int64]],
+    lane: np.ndarray[Any, np.dtype[np.int64]],
+) -> np.ndarray[Any, np.dtype[np.uint32]]:
+    """(n,) tags of a ring by lane as those of any other; ``slot``, ``warp``, ``lane``: where each was found.
+
+    The step is an odd number of records, so that the offset tells the sequence up to 2**29 (2**28) by the inverse
+    modulo that; its low bits are the slot's place, which leaves the site.
+    """
+    size, bits = fmt.record_bytes, 32 - (fmt.record_bytes.bit_length() - 1)
+    site = tags - slot.astype(np.uint32) * np.uint32(size) & np.uint32(fmt.lane_bytes - 1)
+    records = (tags - site) // np.uint32(size)
+    inverse = pow(fmt.step // size, -1, 1 << bits)
+    sequence = records * np.uint32(inverse) & np.uint32((1 << bits) - 1)
+    wrong = (site == 0) | (site > MAX_SITES) | (sequence & np.uint32(fmt.depth - 1) != slot)
+    if wrong.any():
+        at = int(np.argmax(wrong))
+        raise TraceError(
+            "ring-corrupt",
+            f"slot {int(slot[at])} of lane {int(lane[at])}, warp {int(warp[at])} holds a record that is not its own",
+            "two launches shared the ring, it was not zeroed, or the kernel wrote into it",
+        )
+    return np.asarray(sequence << np.uint32(fmt.sequence_shift) | site)
+
+
 def checked_duration(duration_ns: float | None) -> float:
     """A launch's duration in ns as told by a caller, 0.0 for None.
 
@@ -432,6 +509,6 @@ def checked_duration(duration_ns: float | None) -> float:
 def unarmed_descriptor(fmt: RingFormat) -> bytes:
     """The descriptor's initial bytes in a patched cubin: nothing armed, version and format told."""
     value = np.zeros(1, DESCRIPTOR_DTYPE)
-    value["version"] = FORMAT_VERSION
+    value["version"] = fmt.version
     value["format"] = fmt.code
     return value.tobytes()

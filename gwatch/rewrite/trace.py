@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gwatch.errors import HazardError, RegisterPressureError, SiteError, TraceError, UnsupportedError
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from gwatch.rewrite.result import Rewritten
     from gwatch.rewrite.rewriter import Rewriter
     from gwatch.rewrite.surroundings import Surroundings
+    from gwatch.sass.arch import Arch
 
 SPECIALS = ("activemask", "ns", "ns:64")
 
@@ -198,7 +199,9 @@ def choose_format(
             f"{seconds}: no record has room for the clock pairs that the anchor clock needs then",
             "add a site without a value, or use the gpu clock",
         )
-    return RingFormat(kind, round_depth(depth), Keep(keep)), pairs
+    fmt = RingFormat(kind, round_depth(depth), Keep(keep))
+    only_warps = all(site.warp_level for site in sites)
+    return replace(fmt, by_lane=only_warps and fmt.may_be_by_lane), pairs
 
 
 def plan_trace(
@@ -222,7 +225,7 @@ def plan_trace(
     Sites at one index run in list order. Raises SiteError, TraceError, RegisterPressureError,
     UnsupportedError, EncodeError or HazardError before anything is made.
     """
-    from gwatch.cuda.binary.constants import add_constant3, add_note, read_note
+    from gwatch.cuda.binary.constants import add_constant3, add_note, read_note, set_constant3
     from gwatch.cuda.binary.cubin import Cubin as CubinType
     from gwatch.rewrite import builtin
     from gwatch.rewrite.rewriter import ENTRY, Rewriter
@@ -247,9 +250,8 @@ def plan_trace(
     rewriter = Rewriter(CubinType.from_bytes(image, cubin.name), name, excluded_registers)
     _check_sites(rewriter, sites)
 
-    def attempt(shape: builtin.Shape, effort: Effort) -> Rewritten:
+    def attempt(recorder: builtin.Recorder, effort: Effort) -> Rewritten:
         attempted = rewriter.another()
-        recorder = builtin.Recorder(arch, fmt, clock, shape)
         for item in recorder.state_registers():
             attempted.reserve(item.name, item.width, item.file, item.kept)
         attempted.insert(ENTRY, builtin.prologue(recorder, offset))
@@ -266,30 +268,43 @@ def plan_trace(
                 attempted.insert(index, builtin.exit_pair(recorder, guarded))
         return attempted.apply(twin=True, effort=effort)
 
-    rewritten = _first_that_fits(attempt, builtin.shapes(fmt))
-    site_map = _site_map(rewriter, sites, rewritten, clock, fmt, pairs, symbol, offset)
-    return TracePlan(add_note(rewritten.data, NOTE_NAME, site_map.to_bytes()), site_map, rewritten)
+    recorder, rewritten = _first_that_fits(attempt, _recorders(arch, fmt, clock))
+    data = set_constant3(rewritten.data, offset, unarmed_descriptor(recorder.fmt))
+    site_map = _site_map(rewriter, sites, rewritten, clock, recorder.fmt, pairs, symbol, offset)
+    return TracePlan(add_note(data, NOTE_NAME, site_map.to_bytes()), site_map, rewritten)
+
+
+def _recorders(arch: Arch, fmt: RingFormat, clock: str) -> list[builtin.Recorder]:
+    """Ways to record in ``fmt``, the cheapest first; the leanest can't be by lane."""
+    from gwatch.rewrite import builtin
+
+    plain = replace(fmt, by_lane=False)
+    found = [builtin.Recorder(arch, fmt, clock, shape) for shape in builtin.shapes(fmt)]
+    have = {recorder.shape for recorder in found}
+    return found + [
+        builtin.Recorder(arch, plain, clock, shape) for shape in builtin.shapes(plain) if shape not in have
+    ]
 
 
 def _first_that_fits(
-    attempt: Callable[[builtin.Shape, Effort], Rewritten], shapes: Sequence[builtin.Shape]
-) -> Rewritten:
-    """The cheapest shape of the records that needs no register which would cost occupancy; else the cheapest with more
+    attempt: Callable[[builtin.Recorder, Effort], Rewritten], recorders: Sequence[builtin.Recorder]
+) -> tuple[builtin.Recorder, Rewritten]:
+    """The cheapest way to record that needs no register which would cost occupancy; else the cheapest with more
     registers; else the leanest with registers saved around the sites; else the leanest whose values are kept in local
     memory. A plan that the rewriter's own proof refuses is
     left for the next one; where none is proved, that refusal is what the caller gets.
     """
     from gwatch.rewrite.planning import Effort
 
-    tries = [(shape, Effort.FREE) for shape in shapes]
-    tries += [(shapes[0], Effort.RAISE)]
-    tries += [(shape, Effort.SAVE) for shape in shapes]
-    tries += [(shape, Effort.PARK) for shape in reversed(shapes)]
+    tries = [(recorder, Effort.FREE) for recorder in recorders]
+    tries += [(recorders[0], Effort.RAISE)]
+    tries += [(recorder, Effort.SAVE) for recorder in recorders]
+    tries += [(recorder, Effort.PARK) for recorder in reversed(recorders)]
     failure: RegisterPressureError | None = None
     unproved: HazardError | None = None
-    for shape, effort in tries:
+    for recorder, effort in tries:
         try:
-            return attempt(shape, effort)
+            return recorder, attempt(recorder, effort)
         except HazardError as error:
             unproved = unproved or error
         except RegisterPressureError as error:

@@ -16,6 +16,7 @@ from gwatch.cuda.binary.constants import (
     bind_globals,
     globals_reached,
     read_note,
+    set_constant3,
 )
 from gwatch.cuda.binary.elf import PT_LOAD, SHF_ALLOC, STB_GLOBAL, STT_OBJECT, Elf
 from gwatch.cuda.binary.layout import Editor
@@ -34,6 +35,13 @@ def _check_added(data: bytes, expect_offset: int) -> None:
     assert new.symbols[:-1] == old.symbols
     assert (symbol.name, symbol.value, symbol.size) == ("gwatch_ring_test", offset, 40)
     assert (symbol.kind, symbol.binding, symbol.other) == (STT_OBJECT, STB_GLOBAL, 0)
+    changed = set_constant3(image, offset, b"\x33" * 40)
+    assert (
+        changed.count(b"\x33" * 40) == 1 and changed.replace(b"\x33" * 40, b"\x11\x22" + bytes(38)) == image
+    )
+    for place in (-8, offset + 8):
+        with pytest.raises(CubinError, match=r"^\[constant-size\]"):
+            set_constant3(image, place, bytes(40))
     section = new.section(symbol.section)
     assert section.name == CONSTANT3 and section.flags == SHF_ALLOC
     assert section.size == offset + 40 and section.offset % section.align == 0

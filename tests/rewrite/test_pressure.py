@@ -6,6 +6,7 @@ import dataclasses
 import re
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -48,8 +49,8 @@ GUARDED = Path(__file__).parent / "data" / "guarded_sm90.cubin"
 def saving(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plans may not raise the count: what isn't dead is saved."""
 
-    def only(attempt: object, shapes: tuple[builtin.Shape, ...]) -> Rewritten:
-        return attempt(shapes[-1], Effort.SAVE)  # type: ignore[operator]
+    def only(attempt: Any, recorders: list[builtin.Recorder]) -> tuple[builtin.Recorder, Rewritten]:
+        return recorders[-1], attempt(recorders[-1], Effort.SAVE)
 
     monkeypatch.setattr(trace_module, "_first_that_fits", only)
 
@@ -117,8 +118,8 @@ def test_live_registers_are_saved_and_put_back(saving: None) -> None:
 def parking(monkeypatch: pytest.MonkeyPatch) -> None:
     """No register keeps a value from site to site."""
 
-    def only(attempt: object, shapes: tuple[builtin.Shape, ...]) -> Rewritten:
-        return attempt(shapes[-1], Effort.PARK)  # type: ignore[operator]
+    def only(attempt: Any, recorders: list[builtin.Recorder]) -> tuple[builtin.Recorder, Rewritten]:
+        return recorders[-1], attempt(recorders[-1], Effort.PARK)
 
     monkeypatch.setattr(trace_module, "_first_that_fits", only)
     monkeypatch.setattr(Housing, "place", lambda *_: False)
@@ -131,7 +132,9 @@ def test_values_that_no_register_keeps_are_kept_in_local_memory(parking: None, k
     around = Rewriter(cubin, definition).surroundings
     assert around.parking and (around.frame > 0) == (kernel == "framed")
     count = around.padding
-    plan = plan_trace(cubin, definition, [SassTraceSite(i) for i in (0, count // 3, count // 2, count - 1)], clock="sm")
+    plan = plan_trace(
+        cubin, definition, [SassTraceSite(i) for i in (0, count // 3, count // 2, count - 1)], clock="sm"
+    )
     result = plan.rewritten
     assert result.occupancy_after == result.occupancy_before and result.state["off"] == "local memory"
     assert all(placed.ways["off"] == "parked" for placed in result.sites[1:])
@@ -147,27 +150,36 @@ def test_values_that_no_register_keeps_are_kept_in_local_memory(parking: None, k
     assert not check.findings and not check.refused
 
 
-def test_a_value_in_local_memory_that_is_lost_is_caught(monkeypatch: pytest.MonkeyPatch, parking: None) -> None:
+def test_a_value_in_local_memory_that_is_lost_is_caught(
+    monkeypatch: pytest.MonkeyPatch, parking: None
+) -> None:
     caught = _caught(monkeypatch, PARKED, "framed", 60)
     view, entry = caught.checker.view, caught.rewrite.entry
     texts = {index: view.facts(index).text for index in caught.checker.new}
-    first, back = (i for i, text in texts.items() if text.startswith("STL") and (i < entry or "+-0x4]" in text))
+    first, back = (
+        i for i, text in texts.items() if text.startswith("STL") and (i < entry or "+-0x4]" in text)
+    )
     (load,) = [i for i, text in texts.items() if text.startswith("LDL") and "+-0x4]" in text]
     (top,) = [i for i, text in texts.items() if text.startswith("LDC") and "[0x28]" in text]
     frame = Rewriter(Cubin.from_file(PARKED), "framed").surroundings.frame
     assert first < entry < load < back and caught.kinds({}) == set()
     # Not stored at the entry; stored into the frame, past the stack, from another base; an old value left behind.
     assert "stale" in caught.kinds({first: "NOP"})
-    assert {"stale", "stack"} & caught.kinds({first: texts[first].replace(f"-{4 + frame:#x}", f"-{frame:#x}")})
+    assert {"stale", "stack"} & caught.kinds(
+        {first: texts[first].replace(f"-{4 + frame:#x}", f"-{frame:#x}")}
+    )
     assert "stack" in caught.kinds({first: texts[first].replace(f"-{4 + frame:#x}", f"-{1024 + frame:#x}")})
     assert "stack" in caught.kinds({top: texts[top].replace("[0x28]", "[0x2c]")})
     assert "stale" in caught.kinds({back: "NOP"})
     assert "stale" in caught.kinds({load: "NOP"})
     assert "stale" in caught.kinds({load: texts[load].replace("-0x4", "-0x8")})
     assert "stack" in caught.kinds({load: texts[load].replace("-0x4", "-0x404")})
-    assert "stack" in {item.kind for item in RewriteChecker(
-        caught.checker.isa, caught.checker.latency, dataclasses.replace(caught.rewrite, frame=0)
-    ).run()}
+    assert "stack" in {
+        item.kind
+        for item in RewriteChecker(
+            caught.checker.isa, caught.checker.latency, dataclasses.replace(caught.rewrite, frame=0)
+        ).run()
+    }
 
 
 def test_a_home_behind_a_site_counts_only_where_the_value_is_still_needed() -> None:
@@ -188,7 +200,10 @@ def test_a_wait_right_behind_a_store_does_not_count(monkeypatch: pytest.MonkeyPa
     isa = isa_for("sm_90")
     (leave,) = [i for i, text in enumerate(kernel.texts) if "EXIT" in text]
     code = [(f"S2R R{board}, SR_TID.X", Control(2, 1, board, 7, 0, 0)) for board in range(6)]
-    code += [("ISETP.NE.AND P0, PT, RZ, RZ, PT", Control(13, 0, 7, 7, 0, 0)), ("@P0 EXIT", Control(5, 1, 7, 7, 63, 0))]
+    code += [
+        ("ISETP.NE.AND P0, PT, RZ, RZ, PT", Control(13, 0, 7, 7, 0, 0)),
+        ("@P0 EXIT", Control(5, 1, 7, 7, 63, 0)),
+    ]
     code += [("NOP", Control(1, 1, 7, 7, 0, 0))] * (leave - len(code)) + [("EXIT", Control(5, 1, 7, 7, 0, 0))]
     start = cubin.elf.section(kernel.section_index).offset
     for index, (text, control) in enumerate(code):
@@ -379,15 +394,16 @@ def test_a_load_without_scoreboard_has_landed_once_a_later_one_of_its_unit_was_w
 def test_a_plan_that_is_not_proved_is_left_for_the_next_and_never_hidden() -> None:
     tried: list[Effort] = []
 
-    def attempt(shape: builtin.Shape, effort: Effort) -> Rewritten:
+    def attempt(recorder: builtin.Recorder, effort: Effort) -> Rewritten:
         tried.append(effort)
         if effort is proved:
             return done
         raise HazardError("hazard", f"effort {effort.name}")
 
-    done, shapes = object.__new__(Rewritten), (builtin.Shape.PLAIN,)
+    done, recorder = object.__new__(Rewritten), object.__new__(builtin.Recorder)
     proved: Effort | None = Effort.RAISE
-    assert trace_module._first_that_fits(attempt, shapes) is done and tried == [Effort.FREE, Effort.RAISE]
+    assert trace_module._first_that_fits(attempt, [recorder]) == (recorder, done)
+    assert tried == [Effort.FREE, Effort.RAISE]
     proved = None
     with pytest.raises(HazardError, match="effort FREE"):
-        trace_module._first_that_fits(attempt, shapes)
+        trace_module._first_that_fits(attempt, [recorder])

@@ -26,10 +26,10 @@ from gwatch.rewrite.ring import (
 from gwatch.rewrite.ringfile import ring_file_prefix, split_ring_file
 
 formats = st.builds(
-    RingFormat,
+    lambda kind, depth, order: RingFormat(kind, max(depth, 32) if order[1] else depth, *order),
     st.sampled_from(list(RecordKind)),
     st.integers(0, 12).map(lambda k: 1 << k),
-    st.sampled_from(list(Keep)),
+    st.sampled_from([(Keep.NEWEST, False), (Keep.FIRST, False), (Keep.NEWEST, True)]),
 )
 
 
@@ -52,19 +52,28 @@ def test_the_two_record_sizes() -> None:
     assert (narrow.chunk_bytes, narrow.mask, narrow.alignment) == (8192, 31 * 256, 8192)
     first = RingFormat(RecordKind.NARROW, 32, Keep.FIRST)
     assert (first.chunk_bytes, first.limit, first.alignment) == (33 * 256, 32 * 256, 256)
+    lanes = RingFormat(RecordKind.NARROW, 32, by_lane=True)
+    assert (lanes.step, lanes.mask, lanes.sequence_shift, lanes.lane_bytes) == (264, 31 * 8, 8, 256)
+    assert (lanes.chunk_bytes, lanes.alignment) == (8192, 8192)
+    for depth, keep in ((32, Keep.FIRST), (16, Keep.NEWEST)):
+        with pytest.raises(TraceError, match=r"^\[ring-format\]"):
+            RingFormat(RecordKind.NARROW, depth, keep, by_lane=True)
     assert HEADER_DTYPE.itemsize == DESCRIPTOR_DTYPE.itemsize == 64
 
 
 @given(formats)
 def test_formats_survive_json_and_differ_by_code(fmt: RingFormat) -> None:
     assert RingFormat.from_json(json.loads(json.dumps(fmt.to_json()))) == fmt
-    other = RingFormat(fmt.kind, fmt.depth * 2, fmt.keep)
-    assert other.code != fmt.code
+    others = [RingFormat(fmt.kind, fmt.depth * 2, fmt.keep)]
+    if fmt.may_be_by_lane:
+        others.append(RingFormat(fmt.kind, fmt.depth, fmt.keep, not fmt.by_lane))
+    assert fmt.code not in [other.code for other in others]
 
 
 def test_foreign_formats_are_refused() -> None:
     good = RingFormat(RecordKind.NARROW, 4).to_json()
-    for change in ({"version": 2}, {"record": "tiny"}, {"depth": 3}, {"keep": "all"}, {"depth": None}):
+    versions = ({"version": 3}, {"version": True}, {"version": 2, "keep": "first"})
+    for change in (*versions, {"record": "tiny"}, {"depth": 3}, {"keep": "all"}, {"depth": None}):
         with pytest.raises(TraceError, match=r"^\[(ring-format|trace-depth)\]"):
             RingFormat.from_json({**good, **change})
     with pytest.raises(TraceError, match=r"^\[ring-format\]"):
@@ -159,3 +168,36 @@ def test_ring_files_describe_themselves() -> None:
         if damaged != prefix:
             with pytest.raises(TraceError, match=r"^\[(ring-file|ring-format)\]"):
                 split_ring_file(damaged)
+
+
+@given(
+    st.sampled_from(list(RecordKind)),
+    st.sampled_from([32, 64, 1024]),
+    st.lists(st.integers(0, (1 << 28) - 1), min_size=1, max_size=40),
+    st.integers(1, 255),
+)
+def test_tags_of_a_ring_by_lane_tell_sequence_and_site(
+    kind: RecordKind, depth: int, made: list[int], site: int
+) -> None:
+    fmt = RingFormat(kind, depth, by_lane=True)
+    layout = RingLayout.for_launch(fmt, (1, 1, 1), (64, 1, 1))
+    ring = np.zeros(2 * 32 * depth, fmt.dtype)
+    newest = {visit % depth: visit for visit in made}
+    for slot, visit in newest.items():
+        ring[(32 + 7) * depth + slot]["tag"] = (visit * fmt.step + site) % (1 << 32)
+    slots = layout.slots(ring.view(np.uint8))
+    assert slots.shape == (2, depth, 32) and np.count_nonzero(slots["tag"]) == np.count_nonzero(ring["tag"])
+    for slot, visit in newest.items():
+        tag = int(slots[1, slot, 7]["tag"])
+        empty = (visit * fmt.step + site) % (1 << 32) == 0
+        assert empty or (tag & 255, tag >> fmt.sequence_shift) == (site, visit % (1 << fmt.sequence_bits))
+
+
+def test_a_tag_by_lane_in_another_slot_is_told() -> None:
+    fmt = RingFormat(RecordKind.NARROW, 64, by_lane=True)
+    layout = RingLayout.for_launch(fmt, (1, 1, 1), (32, 1, 1))
+    for slot, tag in ((1, 3), (5, 4 * fmt.step + 1), (0, 300), (7, 7 * fmt.step)):
+        ring = np.zeros(32 * 64, fmt.dtype)
+        ring[slot]["tag"] = tag
+        with pytest.raises(TraceError, match=rf"^\[ring-corrupt\] slot {slot} of lane 0, warp 0 "):
+            layout.slots(ring.view(np.uint8))

@@ -208,15 +208,25 @@ ALL_VALUES = [
     SassTraceSite(LATER, special="ns"),
 ]
 PLAIN = [SassTraceSite(FREE), SassTraceSite(GUARDED, warp_level=True), SassTraceSite(LATER, warp_level=True)]
+BY_WARP = [SassTraceSite(FREE, 4, 64, warp_level=True), *(site for site in ALL_VALUES if site.warp_level)]
 
 
 @pytest.mark.parametrize("keep", ["newest", "first"])
 @pytest.mark.parametrize("clock", ["gpu", "sm"])
-@pytest.mark.parametrize(("sites", "kind"), [(PLAIN, RecordKind.NARROW), (ALL_VALUES, RecordKind.WIDE)])
+@pytest.mark.parametrize(
+    ("sites", "kind"),
+    [
+        (PLAIN, RecordKind.NARROW),
+        (PLAIN[1:], RecordKind.NARROW),
+        (ALL_VALUES, RecordKind.WIDE),
+        (BY_WARP, RecordKind.WIDE),
+    ],
+)
 def test_every_visit_is_recorded(
     cubin: Cubin, sites: list[SassTraceSite], kind: RecordKind, clock: str, keep: str
 ) -> None:
-    plan = plan_trace(cubin, "matmul", sites, clock=clock, depth=8, keep=keep)
+    by_warp = all(site.warp_level for site in sites)
+    plan = plan_trace(cubin, "matmul", sites, clock=clock, depth=32 if by_warp else 8, keep=keep)
     assert plan.site_map.format.kind is kind
     for grid, block in (((2, 2, 2), (16, 5, 1)), ((3, 1, 1), (7, 1, 3))):
         launch = Launch(plan, RingLayout.for_launch(plan.site_map.format, grid, block))
@@ -225,15 +235,20 @@ def test_every_visit_is_recorded(
 
 
 @pytest.mark.parametrize("shape", list(builtin.Shape))
+@pytest.mark.parametrize("sites", [ALL_VALUES, BY_WARP, PLAIN[1:]])
 def test_every_visit_is_recorded_by_values_in_local_memory(
-    cubin: Cubin, shape: builtin.Shape, monkeypatch: pytest.MonkeyPatch
+    cubin: Cubin, sites: list[SassTraceSite], shape: builtin.Shape, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Housing, "place", lambda *_: False)
     monkeypatch.setattr(
-        trace_module, "_first_that_fits", lambda attempt, shapes: attempt(shape, Effort.PARK)
+        trace_module,
+        "_first_that_fits",
+        lambda attempt, recorders: next((r, attempt(r, Effort.PARK)) for r in recorders if r.shape is shape),
     )
     monkeypatch.setattr(planning._Attempt, "_shared_groups", lambda self: None)
-    plan = plan_trace(cubin, "matmul", ALL_VALUES, clock="anchor", depth=8)
+    by_warp = all(site.warp_level for site in sites)
+    plan = plan_trace(cubin, "matmul", sites, clock="anchor", depth=32 if by_warp else 8)
+    assert plan.site_map.format.by_lane is (by_warp and shape is not builtin.Shape.LEAN)
     kept = ["off"] if shape is builtin.Shape.LEAN else ["off", "base"]
     kept += ["addr+1"] if shape is builtin.Shape.PLAIN else []
     assert {name for name, place in plan.rewritten.state.items() if place == "local memory"} == set(kept)
@@ -317,7 +332,9 @@ def test_sites_at_one_index_run_in_list_order_and_index_0_comes_after_the_prolog
 
 def test_a_record_is_five_instructions_in_nine_cycles(corpus_sm90: list[Path]) -> None:
     """Where the kernel has six registers to spare below the count that would cost occupancy."""
-    cubin = Cubin.from_file(next(path for path in corpus_sm90 if "jax_cuda13_plugin-bb4300356c24" in path.name))
+    cubin = Cubin.from_file(
+        next(path for path in corpus_sm90 if "jax_cuda13_plugin-bb4300356c24" in path.name)
+    )
     (kernel,) = cubin.get_map_kernel_def().values()
     rewritten = plan_trace(cubin, kernel, [SassTraceSite(60)], clock="sm").rewritten
     placed = rewritten.sites[1]
@@ -330,7 +347,9 @@ def test_a_record_is_five_instructions_in_nine_cycles(corpus_sm90: list[Path]) -
 
 def test_a_kernel_without_room_keeps_its_registers_for_one_instruction_more(cubin: Cubin) -> None:
     """The matmul kernel has 32 registers and 8 CTAs of 256 threads per SM: neither changes."""
-    rewritten = plan_trace(cubin, "matmul", [SassTraceSite(FREE), SassTraceSite(GUARDED)], clock="sm").rewritten
+    rewritten = plan_trace(
+        cubin, "matmul", [SassTraceSite(FREE), SassTraceSite(GUARDED)], clock="sm"
+    ).rewritten
     assert rewritten.registers_after == rewritten.registers_before == 32
     assert rewritten.occupancy_after == rewritten.occupancy_before == 8
     for placed in rewritten.sites[1:]:

@@ -70,7 +70,7 @@ def traced(
 ) -> tuple[Decoded, Machine]:
     source = KERNEL if payload else KERNEL.replace("pmevent.mask 0xb801", "pmevent.mask 0xb001")
     found = ptx_scopes(PtxModule(source), "k", {}, warp_level)
-    fmt = choose_ptx_format(found.markers, clock, depth, keep, duration)
+    fmt = choose_ptx_format(found, clock, depth, keep, duration)
     machine = Machine(instrument(found, clock, fmt, SYMBOL), "k")
     layout = RingLayout(fmt, grid, block, ctas or int(np.prod(grid)))
     place = layout.place(RING, layout.allocation_bytes)

@@ -76,7 +76,7 @@ def test_ptx_of_every_front_end_is_read(name: str) -> None:
 def test_records_are_written_into_ptx_as_in_the_golden(name: str, level: str) -> None:
     module = module_of(name)
     found = ptx_scopes(module, module.kernels[0], {}, level == "warp")
-    fmt = choose_ptx_format(found.markers, "gpu", 32, "newest", None)
+    fmt = choose_ptx_format(found, "gpu", 32, "newest", None)
     text = instrument(found, "gpu", fmt, "gwatch_ring")
     assert changes(module.text, text) == (DATA / f"{name}.{level}.traced.ptx").read_text()
     assert PtxModule(text).kernels == module.kernels

@@ -120,7 +120,8 @@ class Writer:
         for lane in who:
             off = self.offset.get((warp, lane), 0)
             self._store(warp, lane, off, number, t, value(lane), lag)
-            self.offset[warp, lane] = (off + 32 * self._record_bytes()) & M32
+            size, by_lane = self._record_bytes(), self.layout.format.by_lane
+            self.offset[warp, lane] = (off + ((self.layout.format.depth + 1) if by_lane else 32) * size) & M32
             made = self.visits.get((warp, lane), 0)
             self.truth.append((warp, lane, number, made, t, value(lane)))
             self.visits[warp, lane] = made + 1
@@ -132,8 +133,10 @@ class Writer:
         if fmt.keep is Keep.FIRST:
             place = min(off, fmt.depth * 32 * size)
         address = warp * self._chunk() + place + lane * size
+        if fmt.by_lane:
+            address = warp * self._chunk() + lane * fmt.depth * size + (off & (fmt.depth - 1) * size)
         full = self.clocks.ns(t) if self.map.clock == "gpu" else self.clocks.cycles(self.sm[warp], t)
-        tag = off | (number + 1)
+        tag = (off + number + 1) & M32
         if fmt.kind is RecordKind.NARROW:
             struct.pack_into("<II", self.data, address, full & M32, tag)
         elif fmt.kind is RecordKind.LONG:

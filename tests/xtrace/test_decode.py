@@ -91,12 +91,12 @@ def check_against_truth(writer: Writer, duration_ns: float) -> Any:
     clock=st.sampled_from(["gpu", "sm"]),
     kind=st.sampled_from(list(RecordKind)),
     depth=st.sampled_from([1, 2, 4, 16]),
-    keep=st.sampled_from(list(Keep)),
+    order=st.sampled_from([(Keep.NEWEST, False), (Keep.FIRST, False), (Keep.NEWEST, True)]),
     block=st.sampled_from([(1, 1, 1), (32, 1, 1), (8, 5, 1), (3, 7, 5)]),
     grid=st.sampled_from([(1, 1, 1), (3, 1, 1), (2, 2, 2)]),
 )
-def test_every_record_comes_back(seed, clock, kind, depth, keep, block, grid) -> None:  # type: ignore[no-untyped-def]
-    fmt = RingFormat(kind, depth, keep)
+def test_every_record_comes_back(seed, clock, kind, depth, order, block, grid) -> None:  # type: ignore[no-untyped-def]
+    fmt = RingFormat(kind, depth * 32 if order[1] else depth, *order)
     sites = [site(0), site(1, "smid"), site(2, warp=True)]
     if kind is not RecordKind.NARROW:
         sites += [site(3, "R8"), site(4, "UR6", warp=True)]

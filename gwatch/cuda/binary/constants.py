@@ -82,6 +82,18 @@ def add_constant3(
     return editor.write(), offset
 
 
+def set_constant3(image: bytes, offset: int, value: bytes) -> bytes:
+    """The image with ``value`` at a byte offset of constant bank 3. Raises CubinError [constant-size]."""
+    elf = Elf(image)
+    section = elf.find(CONSTANT3)
+    if section is None or not section.in_file or not 0 <= offset <= section.size - len(value):
+        raise CubinError(
+            "constant-size", f"{len(value)} bytes at {offset:#x} of {CONSTANT3}: there is no such place"
+        )
+    at = section.offset + offset
+    return image[:at] + value + image[at + len(value) :]
+
+
 def _check_bank(size: int) -> None:
     if size > BANK_SIZE:
         raise CubinError("constant-bank-full", f"constant bank 3 would need {size} bytes, it has {BANK_SIZE}")

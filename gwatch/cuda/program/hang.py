@@ -40,7 +40,7 @@ def last_seen(data: npt.NDArray[np.uint8], layout: RingLayout) -> list[LastSeen]
     """The last record of every warp that started; ``data`` is the ring as copied while the kernel ran."""
     fmt = layout.format
     headers = data[layout.ring_bytes :].view(HEADER_DTYPE)
-    ring = data[: layout.ring_bytes].view(fmt.dtype).reshape(layout.warps, fmt.slots * LANES)
+    ring = layout.slots(data).reshape(layout.warps, fmt.slots * LANES)
     found = []
     for warp in np.flatnonzero(headers["canary"] == CANARY).tolist():
         records = ring[warp]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from gwatch.cuda.binary.constants import add_note
 from gwatch.cuda.binary.cubin import Cubin
@@ -72,20 +72,21 @@ def ptx_scopes(module: PtxModule, kernel: str, names: Mapping[int, str], warp_le
 
 
 def choose_ptx_format(
-    markers: Sequence[PtxMarker], clock: str, depth: int, keep: str, duration_ns: float | None
+    found: PtxScopes, clock: str, depth: int, keep: str, duration_ns: float | None
 ) -> RingFormat:
-    """Raises UnsupportedError ``[ptx-clock]``."""
+    """The ring's format for the markers found. Raises UnsupportedError ``[ptx-clock]``."""
     if clock not in ptxrecords.CLOCKS:
         raise UnsupportedError(
             "ptx-clock",
             f"the PTX tier has no clock {clock!r}",
             "use clock_type='gpu' or 'sm', or trace on the SASS tier",
         )
-    payload = any(marker.payload for marker in markers)
+    payload = any(marker.payload for marker in found.markers)
     kind = RecordKind.WIDE if payload else RecordKind.NARROW
     if checked_duration(duration_ns) >= LONG_NS[clock]:
         kind = RecordKind.LONG
-    return RingFormat(kind, round_depth(depth), Keep(keep))
+    fmt = RingFormat(kind, round_depth(depth), Keep(keep))
+    return replace(fmt, by_lane=found.scopes.warp_level and fmt.may_be_by_lane)
 
 
 def instrument(found: PtxScopes, clock: str, fmt: RingFormat, symbol: str) -> str:
@@ -128,7 +129,7 @@ def plan_ptx(
     Raises UnsupportedError ``[ptx-clock]``, ``[ptx-too-new]``, ToolError ``[ptxas-missing]``, ``[ptxas-failed]``,
     TraceError ``[ptx-constants]``.
     """
-    fmt = choose_ptx_format(found.markers, clock, depth, keep, duration_ns)
+    fmt = choose_ptx_format(found, clock, depth, keep, duration_ns)
     symbol = "gwatch_ring_" + hashlib.sha256(kernel.name.encode()).hexdigest()[:16]
     text = instrument(found, clock, fmt, symbol)
     data, tool = compile_ptx(text, cubin.arch.name, found.module.name)

@@ -82,7 +82,7 @@ mad.lo.u32 %gwatch_w, %gwatch_slot, %gwatch_v, %gwatch_w;
 mov.b64 {{%gwatch_u, %gwatch_high}}, %gwatch_ring;
 mad.lo.u32 %gwatch_base, %gwatch_w, {fmt.chunk_bytes}, %gwatch_u;
 and.b32 %gwatch_v, %gwatch_tid, {LANES - 1};
-mad.lo.u32 %gwatch_base, %gwatch_v, {fmt.record_bytes}, %gwatch_base;
+mad.lo.u32 %gwatch_base, %gwatch_v, {fmt.lane_bytes}, %gwatch_base;
 ld.const.u64 %gwatch_head, {field["headers"]};
 mad.wide.u32 %gwatch_head, %gwatch_w, {HEADER_BYTES}, %gwatch_head;
 mov.u32 %gwatch_u, %smid;
@@ -113,7 +113,9 @@ def record(
             if fmt.kind is RecordKind.LONG
             else (f"mov.u32 %gwatch_t, {narrow};",)
         ),
-        f"lop3.b32 {tag}, %gwatch_off, {site}, 0, {_LUT_OR};",
+        f"add.u32 {tag}, %gwatch_off, {site};"
+        if fmt.by_lane
+        else f"lop3.b32 {tag}, %gwatch_off, {site}, 0, {_LUT_OR};",
     ]
     if fmt.keep is Keep.NEWEST:
         lines.append(f"lop3.b32 %gwatch_a, %gwatch_off, {fmt.mask}, %gwatch_base, {_LUT_AND_OR};")

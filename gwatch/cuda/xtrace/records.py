@@ -68,7 +68,7 @@ class RingReader:
         self.layout = layout
         self.clock = site_map.clock
         self.headers = headers
-        self.ring = ring.view(fmt.dtype).reshape(layout.warps, fmt.slots, LANES)
+        self.ring = layout.slots(ring)
         self.plain = np.dtype("<u8" if fmt.record_bytes == 8 else "<c16")
         self.visits = np.zeros((layout.warps, LANES), np.int64)
         self.full_lanes = 0

@@ -121,7 +121,7 @@ def golden() -> None:
         module = PtxModule(path.read_text(), path.name)
         for warp_level in (False, True):
             found = ptx_scopes(module, module.kernels[0], {}, warp_level)
-            fmt = choose_ptx_format(found.markers, "gpu", 32, "newest", None)
+            fmt = choose_ptx_format(found, "gpu", 32, "newest", None)
             text = instrument(found, "gpu", fmt, "gwatch_ring")
             target = HERE / f"{path.stem}.{'warp' if warp_level else 'thread'}.traced.ptx"
             target.write_text(changes(module.text, text))
