@@ -13,8 +13,9 @@ slots.
 
 A record's tag is ``sequence << shift | site + 1``; the sequence counts the records of the lane, so a tag of
 zero is a slot that nobody wrote (the loader must hand over zeroed memory). By lane it is
-``sequence * step + site + 1``, where the step is the bytes of a lane's slots and of one record: so the offset's low bits
-are the slot's place in one instruction, and the high ones still count. :meth:`RingLayout.slots` makes either the first.
+``sequence * step + site + 1``, where the step is the bytes of a lane's slots and of one record: so the offset's low
+bits are the slot's place in one instruction, and the high ones still count. :meth:`RingLayout.slots` makes either the
+first.
 """
 
 from __future__ import annotations
