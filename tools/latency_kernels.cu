@@ -1,6 +1,6 @@
 // Small kernels whose compiled code holds dependent pairs that libraries rarely have: clocks stored, added and
-// compared, elected stores, atomics without a result. Extra input of tools/learn_latency.py:
-//   nvcc -arch=sm_90 -cubin -o clocks.cubin tools/latency_kernels.cu
+// compared, elected stores, atomics without a result. Extra input of tools/learn_latency.py,
+// which compiles it for each table.
 
 #include <cstdint>
 
@@ -10,11 +10,13 @@ __device__ __forceinline__ uint64_t ns() {
   return value;
 }
 
+#if __CUDA_ARCH__ >= 900
 __device__ __forceinline__ bool elected() {
   uint32_t chosen;
   asm volatile("{ .reg .pred p; elect.sync _|p, 0xffffffff; selp.u32 %0, 1, 0, p; }" : "=r"(chosen));
   return chosen != 0;
 }
+#endif
 
 #define STORES(name, type, expression)                                   \
   extern "C" __global__ void name(type *out, int step, uint64_t base) {  \
@@ -52,6 +54,7 @@ extern "C" __global__ void shared_clock(uint64_t *out) {
   out[threadIdx.x] = kept[threadIdx.x ^ 1];
 }
 
+#if __CUDA_ARCH__ >= 900
 extern "C" __global__ void elected_store(uint32_t *out, uint32_t value) {
   if (elected()) out[threadIdx.x] = value;
   __syncwarp();
@@ -66,6 +69,7 @@ extern "C" __global__ void elected_add(uint32_t *out, uint32_t value) {
   }
   out[threadIdx.x] = sum;
 }
+#endif
 
 extern "C" __global__ void count_visits(uint32_t *counter, int step) {
   atomicAdd(counter, 1u);

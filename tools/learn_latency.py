@@ -9,35 +9,50 @@ were seen, and the number of pairs. ``limit`` lines are for checking foreign cod
 execute them, wherever the smallest distance was seen in many code sections of several origins (an origin is the second
 part of a file name, ``sm90-ORIGIN-hash.cubin``, or else its folder).
 
-    python tools/learn_latency.py --table sm_90 --out isa/latency_sm_90.txt CUBIN_OR_FOLDER... [--jobs 2]
-    python tools/learn_latency.py --table sm_90 --halves CUBIN_OR_FOLDER...   # learn on half of the origins, hold
-                                                                             # it against the other half, both ways
+    python tools/learn_latency.py TABLE... --corpus CUBIN_OR_FOLDER... -o isa [--seconds S] [--jobs N]
+    python tools/learn_latency.py TABLE... --corpus CUBIN_OR_FOLDER... --halves     # learn on half of the origins, hold
+                                                                                    # it against the other half
+
+TABLE is sm_75, sm_80, sm_86, sm_90, sm_100 or sm_120. ``-o`` names the file, or the folder for ``latency_TABLE.txt``.
+Linked code only, and of equal code sections one. ``--seconds`` stops each table there; origins take turns, so that
+none is left out. ``tools/latency_kernels.cu`` is compiled and learned from too where nvcc is found (for what no library
+holds: clocks, elected stores).
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import random
 import re
+import shutil
+import subprocess
 import sys
+import tempfile
+import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from gwatch.cuda.binary import Cubin
-from gwatch.errors import GWatchError
+from gwatch.cuda.binary import Cubin, KernelDef
+from gwatch.errors import GWatchError, UnsupportedError
+from gwatch.sass.arch import ARCHES
 from gwatch.sass.cfg import Cfg, build_cfg
 from gwatch.sass.isa import isa_for
 from gwatch.sass.latency import ANY, OVERWRITE, TRUST, latency_class, producer_unit, unit_class
 from gwatch.sass.scoreboards import Waits
 from gwatch.sass.uses import ADDEND, CodeView, Use, WordFacts
 
+KERNELS = Path(__file__).resolve().with_name("latency_kernels.cu")
+TABLES = tuple(dict.fromkeys(arch.latency for arch in ARCHES.values()))
+ET_REL = 1
+PROGRESS = 15.0
 FARTHEST = 80
 YOUNG = 26
 """Results younger than this at the end of their block are followed into the next ones."""
@@ -262,25 +277,80 @@ def origin_of(path: Path) -> str:
     return parts[1] if len(parts) >= 3 else path.parent.name
 
 
-def learn_file(path: Path, table: str, largest: int) -> tuple[Path, Counts, dict[str, int]]:
-    """The counts of one cubin, and how many of its sections were refused, by code. Equal sections count once."""
+@dataclass(frozen=True)
+class Task:
+    """Sections of one file to learn from, by name."""
+
+    path: Path
+    names: tuple[str, ...]
+    origin: str
+
+
+def tasks_of(paths: Iterable[Path], table: str, largest: int, skip: str) -> list[Task]:
+    """The files of ``table`` in an order in which their origins take turns; every code section that equals one of an
+    earlier file is left out.
+    """
+    seen: set[bytes] = set()
+    by_origin: dict[str, list[Task]] = defaultdict(list)
+    for path in cubins(paths):
+        if re.search(skip, path.name):
+            continue
+        try:
+            cubin = Cubin.from_file(path)
+        except UnsupportedError:
+            continue  # an architecture that gwatch doesn't know
+        if cubin.arch.latency != table or cubin.elf.header.type == ET_REL:
+            continue
+        names = []
+        for kernel in sections(cubin):
+            digest = hashlib.sha1(np.ascontiguousarray(kernel.words).tobytes()).digest()
+            if digest not in seen and len(kernel.words) <= largest:
+                seen.add(digest)
+                names.append(kernel.name)
+        if names:
+            by_origin[origin_of(path)].append(Task(path, tuple(names), origin_of(path)))
+    rng = random.Random(table)
+    turns = [rng.sample(tasks, len(tasks)) for _, tasks in sorted(by_origin.items())]
+    return [task for step in zip_longest(*turns) for task in step if task is not None]
+
+
+def sections(cubin: Cubin) -> list[KernelDef]:
+    """Kernels and device functions."""
+    return [*cubin.get_map_kernel_def().values(), *cubin.get_map_function_def().values()]
+
+
+def learn_file(task: Task) -> tuple[Task, Counts, dict[str, int]]:
+    """The counts of one cubin, and how many of its sections were refused, by code."""
     counts = Counts()
     skipped: Counter[str] = Counter()
-    seen: set[bytes] = set()
-    cubin = Cubin.from_file(path)
-    if cubin.arch.table == table:
+    cubin = Cubin.from_file(task.path)
+    wanted = set(task.names)
+    try:
         isa = isa_for(cubin.arch.name)
-        for kernel in [*cubin.get_map_kernel_def().values(), *cubin.get_map_function_def().values()]:
-            words = np.ascontiguousarray(kernel.words)
-            digest = hashlib.sha1(words.tobytes()).digest()
-            if digest in seen or len(words) > largest:
-                continue
-            seen.add(digest)
+    except UnsupportedError as error:
+        return task, counts, {error.code: len(wanted)}
+    for kernel in sections(cubin):
+        if kernel.name in wanted:
             try:
-                SectionLearner(isa, words, kernel.entry_indices, counts, origin_of(path)).run()
+                words = np.ascontiguousarray(kernel.words)
+                SectionLearner(isa, words, kernel.entry_indices, counts, task.origin).run()
             except GWatchError as error:
                 skipped[error.code] += 1
-    return path, counts, dict(skipped)
+    return task, counts, dict(skipped)
+
+
+def compiled(table: str, folder: Path) -> list[Path]:
+    """The repository's own kernels for ``table``; none without a compiler, or where it refuses."""
+    wheels = [found for entry in sys.path for found in Path(entry or ".").glob("nvidia/*/bin/nvcc")]
+    compiler = shutil.which("nvcc") or next(map(str, wheels), None)
+    target = folder / f"{table}-latency_kernels-.cubin"
+    if compiler is None:
+        return []
+    command = [compiler, f"-arch={table}", "-cubin", "-w", "-o", str(target), str(KERNELS)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        print(f"{KERNELS.name} is not for {table}: {done.stderr.strip()[-300:]}", file=sys.stderr)
+    return [target] if target.is_file() else []
 
 
 def cubins(paths: Iterable[Path]) -> Iterator[Path]:
@@ -361,51 +431,83 @@ def halves(origins: dict[str, Counts]) -> int:
     return wrong
 
 
+def learn(tasks: list[Task], jobs: int, seconds: float) -> tuple[dict[str, Counts], Counter[str], int]:
+    """Counts by origin, sections refused by code, and how many of the files were read before the time was up."""
+    begin = last = time.monotonic()
+    origins: dict[str, Counts] = defaultdict(Counts)
+    skipped: Counter[str] = Counter()
+    done = 0
+    for task, counts, refused in _spread(learn_file, tasks, jobs):
+        origins[task.origin].merge(counts)
+        skipped.update(refused)
+        done += 1
+        if time.monotonic() - last > PROGRESS:
+            last = time.monotonic()
+            total = sum(item.instructions for item in origins.values())
+            print(
+                f"[{last - begin:.0f} s] {done}/{len(tasks)} files, {total} instructions",
+                file=sys.stderr,
+                flush=True,
+            )
+        if seconds and time.monotonic() - begin > seconds:
+            break
+    return origins, skipped, done
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run the tool; exit status 0, 1 when halves contradict each other, or 2 when a file can't be used."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("paths", nargs="+", type=Path)
-    parser.add_argument("--table", default="sm_90", help="ISA table that the cubins must belong to")
-    parser.add_argument("--out", type=Path, help="table to write")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("tables", nargs="+", metavar="TABLE", choices=TABLES, help=" ".join(TABLES))
+    parser.add_argument("--corpus", nargs="+", type=Path, required=True, metavar="CUBIN_OR_FOLDER")
+    parser.add_argument("-o", "--out", type=Path, help="table to write, or the folder of latency_TABLE.txt")
     parser.add_argument("--halves", action="store_true", help="learn on half of the origins, check the rest")
+    parser.add_argument("--seconds", type=float, default=0, help="stop each table after this long")
     parser.add_argument("--skip", default="$^", help="leave out files whose name matches this pattern")
     parser.add_argument("--largest", type=int, default=1 << 17, help="leave out longer sections")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     options = parser.parse_args(arguments)
     if not options.out and not options.halves:
-        parser.error("give --out, --halves, or both")
-    origins: dict[str, Counts] = defaultdict(Counts)
-    skipped: Counter[str] = Counter()
-    learn = partial(learn_file, table=options.table, largest=options.largest)
-    files = [path for path in cubins(options.paths) if not re.search(options.skip, path.name)]
-    try:
-        for number, (path, counts, refused) in enumerate(_spread(learn, files, options.jobs), 1):
-            origins[origin_of(path)].merge(counts)
-            skipped.update(refused)
-            print(f"[{number}/{len(files)}] {path.name}: {counts.instructions} instructions", flush=True)
-    except GWatchError as error:
-        print(error, file=sys.stderr)
-        return 2
-    total = Counts()
-    for counts in origins.values():
-        total.merge(counts)
-    wrong = halves(origins) if options.halves else 0
-    if options.out:
-        options.out.write_text(table_text(options.table, total), encoding="utf-8")
-        print(
-            f"{options.out}: {total.sections} sections, {len(limits(total))} limits, skipped {dict(skipped)}"
-        )
+        parser.error("give -o, --halves, or both")
+    if options.out and len(options.tables) > 1 and not options.out.is_dir():
+        parser.error("several tables need a folder for -o")
+    wrong = 0
+    for table in options.tables:
+        with tempfile.TemporaryDirectory(prefix="gwatch-latency-") as folder:
+            try:
+                paths = [*options.corpus, *compiled(table, Path(folder))]
+                tasks = tasks_of(paths, table, options.largest, options.skip)
+                origins, skipped, done = learn(tasks, options.jobs, options.seconds)
+            except GWatchError as error:
+                print(error, file=sys.stderr)
+                return 2
+        total = Counts()
+        for counts in origins.values():
+            total.merge(counts)
+        wrong += halves(origins) if options.halves else 0
+        if options.out:
+            path = options.out / f"latency_{table}.txt" if options.out.is_dir() else options.out
+            path.write_text(table_text(table, total), encoding="utf-8")
+            print(
+                f"{path}: {total.instructions} instructions, {total.sections} sections of {done} of {len(tasks)} "
+                f"files, {len(total.plain)} pairs, {len(limits(total))} limits, skipped {dict(skipped)}",
+                flush=True,
+            )
     return 1 if wrong else 0
 
 
 def _spread(
-    learn: Callable[[Path], tuple[Path, Counts, dict[str, int]]], files: list[Path], jobs: int
-) -> Iterator[tuple[Path, Counts, dict[str, int]]]:
+    work: Callable[[Task], tuple[Task, Counts, dict[str, int]]], tasks: list[Task], jobs: int
+) -> Iterator[tuple[Task, Counts, dict[str, int]]]:
     if jobs <= 1:
-        yield from map(learn, files)
+        yield from map(work, tasks)
         return
     with ProcessPoolExecutor(jobs) as pool:
-        yield from pool.map(learn, files)
+        try:
+            yield from pool.map(work, tasks)
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
 if __name__ == "__main__":

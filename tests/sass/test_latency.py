@@ -12,6 +12,7 @@ from gwatch.sass.latency import UNKNOWN, UNSEEN, latency_class, latency_for, par
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
 
+import learn_latency
 from learn_latency import BORNE_OUT, Counts, SectionLearner, limits, table_text, trusted
 
 TEXT = """
@@ -164,3 +165,25 @@ def test_learning_finds_pairs_in_a_corpus_kernel(corpus_sm90: list[Path]) -> Non
             assert min(seen) >= table.minimum(*pair), pair
     for (producer, file, consumer, role), distances in counts.limits.items():
         assert min(distances) >= table.limits.get((producer, file, consumer, role), 1)
+
+
+def test_the_command_learns_linked_code_of_its_table_and_equal_sections_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(learn_latency, "compiled", lambda table, folder: [])
+    data = Path(__file__).resolve().parents[1]
+    for name, source in (
+        ("sm90-one-a.cubin", "binary/data/holders_sm90.cubin"),
+        ("sm90-two-b.cubin", "binary/data/holders_sm90.cubin"),
+        ("sm90-two-c.cubin", "rewrite/data/object_sm90.cubin"),
+        ("sm75-one-d.cubin", "binary/data/holders_sm75.cubin"),
+    ):
+        (tmp_path / name).write_bytes((data / source).read_bytes())
+    (task,) = learn_latency.tasks_of([tmp_path], "sm_90", 1000, "$^")
+    assert task.path.name == "sm90-one-a.cubin" and task.origin == "one"
+    assert learn_latency.main(["sm_90", "sm_75", "--corpus", str(tmp_path), "-o", str(tmp_path)]) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert len(out) == 2 and all("of 1 of 1 files" in line for line in out)
+    for table in ("sm_90", "sm_75"):
+        found = parse_table((tmp_path / f"latency_{table}.txt").read_text(), table)
+        assert found.pairs and found.signal >= 1
