@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import struct
 from collections import Counter
 from collections.abc import Callable
 from hashlib import sha256
+
+from gwatch.cuda.binary.fatbin import iter_fatbin_images
+from gwatch.errors import GWatchError
 
 _ELF64_HEADER, _SECTION_ENTRY, _PROGRAM_ENTRY, _NOBITS = 64, 64, 56, 8
 
@@ -43,11 +47,14 @@ _FATBIN_MAGIC, _WRAPPER_MAGIC = b"\x50\xed\x55\xba", b"\xb1\x43\x62\x46"
 _PTX_STARTS = (b"//", b".v", b"/*")
 
 
-def container_at(address: int) -> bytes | None:
-    """The PTX at a host address that a load call was given: text, or a fat binary (its wrapper is followed) cut down
-    to its PTX members; None where there is none.
+WHOLE_BYTES = 1 << 22
+"""Fat binaries up to this size are kept with their machine code. The driver may load it when a kernel is first used,
+long after the load call, and then says no more which handle it belongs to."""
 
-    Machine code is left out because it may be large, and is seen at load anyway.
+
+def container_at(address: int) -> bytes | None:
+    """What a load call was given at a host address: PTX text, or a fat binary (its wrapper is followed), of which only
+    the PTX members are kept where it has more than :data:`WHOLE_BYTES`; None where there is neither.
     """
     if not address:
         return None
@@ -57,6 +64,8 @@ def container_at(address: int) -> bytes | None:
         head = ctypes.string_at(address, 4) if address else b""
     if head == _FATBIN_MAGIC:
         header_bytes, size = struct.unpack_from("<HQ", ctypes.string_at(address, 16), 6)
+        if size <= WHOLE_BYTES:
+            return ctypes.string_at(address, header_bytes + size)
         members = _ptx_members(address + header_bytes, size)
         header = struct.pack("<IHHQ", int.from_bytes(_FATBIN_MAGIC, "little"), 1, 16, len(members))
         return header + members if members else None
@@ -155,6 +164,24 @@ class ImageStore:
     def by_handle(self, handle: int) -> bytes | None:
         """Image of a CUmodule or CUlibrary whose load was seen."""
         return self._by_handle.get(handle)
+
+    def images(self, handle: int) -> list[bytes]:
+        """Images that a CUmodule or CUlibrary may have been loaded from: the one that was seen, or those of its fat
+        binary, as far as they can be read."""
+        image = self._by_handle.get(handle)
+        if image is not None:
+            return [image]
+        data = self._containers.get(handle, b"")
+        found: list[bytes] = []
+        if data[:4] == _FATBIN_MAGIC:
+            with contextlib.suppress(GWatchError):  # damaged, or nothing here decompresses it
+                found.extend(image for _, image in iter_fatbin_images(data))
+        return found
+
+    def holds(self, handle: int, image: bytes) -> bool:
+        """Whether ``image`` is among :meth:`images`; fat binaries pad theirs with zeros."""
+        plain = image.rstrip(b"\0")
+        return any(other.rstrip(b"\0") == plain for other in self.images(handle))
 
     def container(self, handle: int) -> bytes | None:
         """The fat binary or PTX text that a CUmodule or CUlibrary was loaded from, if its load was seen."""

@@ -1,10 +1,10 @@
 """Finding the code of a launched kernel, whether its load was seen or not.
 
 In order: the image of the module that the handle belongs to, when its load was seen; a Triton object that
-owns exactly this handle; images seen loading that hold the kernel; fat binaries of the mapped libraries
-that name it. Kernels of closed libraries are refused before their code is looked at. What is found is held
-against what the driver says about the handle; several different candidates that survive are refused, never
-guessed between.
+owns exactly this handle; the fat binary that the module was loaded from; images seen loading that hold the kernel; fat
+binaries of the mapped libraries that name it. Kernels of closed libraries are refused before their code is looked at.
+What is found is held against what the driver says about the handle; several different candidates that survive are
+refused, never guessed between.
 """
 
 from __future__ import annotations
@@ -100,6 +100,7 @@ def find_image(symbol: str, facts: HandleFacts, store: ImageStore) -> FoundImage
         store.remember(facts.owner, symbol, owned, "Triton's compiled kernel")
         return FoundImage(owned, "Triton's compiled kernel")
     sources: list[tuple[str, Callable[[], Iterable[bytes]]]] = [
+        ("fat binary seen at load", lambda: store.images(facts.owner)),
         ("seen at load", lambda: store.with_kernel(symbol)),
         ("CuPy's module file or kernel cache", lambda: cupy_images(symbol)),
         ("fat binary of a mapped library", lambda: fatbin_images(symbol, facts.binary_version)),

@@ -113,6 +113,25 @@ def fatbin(*members: tuple[int, int, bytes]) -> bytes:
     return struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(body)) + body
 
 
+def test_a_handle_has_the_image_of_the_fat_binary_it_was_loaded_from() -> None:
+    """Also where the driver loads it later, and two of one name were loaded."""
+    store = ImageStore()
+    for handle, image in ((5, IMAGE), (6, changed(IMAGE))):
+        store.loaded(handle, None)
+        store.contained(handle, fatbin((2, 80, b"\x7fELF" + bytes(60)), (2, 90, image)))
+        store.seen(image)
+    for handle, image in ((5, IMAGE), (6, changed(IMAGE))):
+        found = find_image("matmul", facts(handle), store)
+        assert found.data.rstrip(b"\0") == image.rstrip(b"\0") and found.origin == "fat binary seen at load"
+        assert store.holds(handle, image) and not store.holds(handle, changed(image))
+    with pytest.raises(TraceError, match=r"\[image-ambiguous\]"):
+        find_image("matmul", facts(7), store)
+    store.forget(5)
+    assert not store.holds(5, IMAGE)
+    store.contained(5, fatbin((2, 90, IMAGE))[:-20])
+    assert store.images(5) == []
+
+
 def library(blob: bytes, names: bytes) -> bytes:
     """An ELF64 shared library with a .nv_fatbin section and some plain text."""
     strings = b"\0.nv_fatbin\0.shstrtab\0.rodata\0"
@@ -164,7 +183,9 @@ def test_a_closed_librarys_kernels_are_refused_by_where_they_were_loaded_from(tm
             store = ImageStore()
             store.loaded(5, IMAGE, address=address + 64)
             if closed:
-                with pytest.raises(UnsupportedError, match=rf"^\[closed-library\] matmul belongs to {name}, .*licence"):
+                with pytest.raises(
+                    UnsupportedError, match=rf"^\[closed-library\] matmul belongs to {name}, .*licence"
+                ):
                     find_image("matmul", facts(5), store)
             else:
                 assert find_image("matmul", facts(5), store).data == IMAGE
@@ -172,7 +193,9 @@ def test_a_closed_librarys_kernels_are_refused_by_where_they_were_loaded_from(tm
             assert store.address(5) == 0
 
 
-def test_a_closed_librarys_fat_binary_is_not_searched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_closed_librarys_fat_binary_is_not_searched(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     blob = library(fatbin((2, 90, IMAGE)), b"\0matmul\0").ljust(8192, b"\0")
     closed, good = tmp_path / "libcusparse.so.12", tmp_path / "libgood.so"
     closed.write_bytes(blob)
@@ -211,7 +234,9 @@ def test_names_of_closed_kernels(symbol: str, closed: bool) -> None:
     if closed:
         store = ImageStore()
         store.loaded(5, IMAGE)
-        with pytest.raises(UnsupportedError, match=r"\[closed-library\] .* is named like a closed NVIDIA library's"):
+        with pytest.raises(
+            UnsupportedError, match=r"\[closed-library\] .* is named like a closed NVIDIA library's"
+        ):
             find_image(symbol, facts(5), store)
 
 

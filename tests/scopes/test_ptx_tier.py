@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
 import struct
 import sys
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from gwatch.cuda import images
 from gwatch.cuda.binary.cubin import Cubin
 from gwatch.cuda.binary.ptx import PtxModule, defines
 from gwatch.cuda.images import ImageStore, container_at
@@ -427,13 +429,17 @@ def at(data: bytes) -> tuple[int, Any]:
     return ctypes.addressof(buffer), buffer
 
 
-def test_ptx_inside_a_loaded_fat_binary_is_kept_and_found(dump: Path) -> None:
+def test_ptx_inside_a_loaded_fat_binary_is_kept_and_found(
+    dump: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = (DATA / "markers.ptx").read_bytes()
-    address, keep = at(fatbin((2, b"\x7fELF" + bytes(60)), (1, text)))
+    whole = fatbin((2, b"\x7fELF" + bytes(60)), (1, text))
+    address, keep = at(whole)
     wrapper, also = at(struct.pack("<IIQQ", 0x466243B1, 1, address, 0))
-    for place in (address, wrapper):
+    for place, largest in itertools.product((address, wrapper), (len(whole), 100)):
+        monkeypatch.setattr(images, "WHOLE_BYTES", largest)
         kept = container_at(place)
-        assert kept is not None and b"\x7fELF" not in kept
+        assert kept == whole if largest > 100 else kept is not None and b"\x7fELF" not in kept
         store = ImageStore()
         store.contained(7, kept)
         assert find("markers", "", store).text.encode() == text
@@ -458,8 +464,9 @@ def test_ptx_text_that_was_loaded_is_kept() -> None:
     assert kept == b"\n\n\n\n\n" + text
     store.contained(7, kept)
     assert find("markers", "triton", store).kernels == ["marked"]
-    only_code, also = at(fatbin((2, b"\x7fELF" + bytes(60))))
-    assert container_at(only_code) is None and container_at(0) is None
+    code = fatbin((2, b"\x7fELF" + bytes(60)))
+    only_code, also = at(code)
+    assert container_at(only_code) == code and container_at(0) is None
     elf, more = at(b"\x7fELF" + bytes(60))
     assert container_at(elf) is None
     del keep, also, more

@@ -169,7 +169,7 @@ class PassObserver:
                 f"fn loads the module of {launch.symbol} anew in every pass, and the kernel uses its variables",
                 "load the module once, outside fn",
             )
-        if self._store.by_handle(facts.owner) != slot.image:
+        if not self._store.holds(facts.owner, slot.image):
             raise TraceError(
                 "launch-changed",
                 f"another kernel named {launch.symbol} with the same launch dimensions ran in this pass",
