@@ -508,7 +508,7 @@ class Scheduler:
         stack = [(item, self.view.stall(run.index)) for item in self.cfg.successors(run.index)]
         while stack:
             index, elapsed = stack.pop()
-            if elapsed >= LONGEST_STALL or best.get(index, LONGEST_STALL) <= elapsed:
+            if elapsed >= UNKNOWN or best.get(index, UNKNOWN) <= elapsed:
                 continue
             best[index] = elapsed
             other = by_index.get(index)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gwatch.errors import UnsupportedError
-from gwatch.rewrite.schedule import TO_ORIGINAL, Line, Run, Scheduler
+from gwatch.rewrite.schedule import LONGEST_STALL, TO_ORIGINAL, Line, Run, Scheduler
 from gwatch.sass.cfg import Cfg, Flow, FlowTable
 from gwatch.sass.control import Control
 from gwatch.sass.latency import parse_table
@@ -284,3 +284,10 @@ def test_a_register_that_is_put_back_is_waited_for_where_the_next_insertion_save
     again = next(item for item in run.lines if item.owner == 2)
     taken = next(item.control.write_scoreboard for item in run.lines if item.facts.opcode == "LDL")
     assert again.facts.opcode == "STL" and again.control.wait_mask >> taken & 1
+
+
+def test_a_slow_result_is_there_for_a_run_further_on() -> None:
+    first = Run(3, [line("R2P", w(6, file="P"))])
+    second = Run(6, [line("P2R", w(20), Use("P", 6, 1, "predicate", False))])
+    schedule([first, second], stall=8)
+    assert sum(stalls(first)) + 3 * 8 >= TABLE.distance("R2P", "P", "P2R", "predicate") > 2 * LONGEST_STALL
