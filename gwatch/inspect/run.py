@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import os
 import re
@@ -19,7 +18,6 @@ from gwatch.errors import CubinError, GWatchError, KernelError, ToolError, Unsup
 from gwatch.inspect.artifacts import Image, Skipped, Text, open_artifact
 from gwatch.inspect.demangle import demangle
 from gwatch.inspect.report import ImageReport, KernelReport, Report
-from gwatch.inspect.triton_source import TritonKernel, TritonKernels
 from gwatch.inspect.view import CubinView
 
 if TYPE_CHECKING:
@@ -29,6 +27,7 @@ if TYPE_CHECKING:
     from gwatch.inspect.facts import KernelFacts
     from gwatch.inspect.listing import Style
     from gwatch.inspect.rules import Rule
+    from gwatch.inspect.triton_source import TritonKernel, TritonKernels
     from gwatch.inspect.vectorize import Vectorization
 
 IN_FLIGHT_BYTES = 256 << 20
@@ -60,7 +59,7 @@ class Request:
         return not self.kernels or any(re.search(self.kernels, n) for n in {name, demangle(name)})
 
 
-def examine(image: Image, request: Request, described: TritonKernels) -> ImageReport:
+def examine(image: Image, request: Request, described: TritonKernels | None) -> ImageReport:
     """Everything asked for about one cubin. Damage and unknown architectures become its ``problem``; where only
     nvdisasm is missing to read the code, the rest of the facts is still there."""
     digest = hashlib.sha256(image.data).hexdigest()
@@ -83,7 +82,7 @@ def examine(image: Image, request: Request, described: TritonKernels) -> ImageRe
     return report
 
 
-def _examine(image: Image, request: Request, described: TritonKernels, report: ImageReport) -> None:
+def _examine(image: Image, request: Request, described: TritonKernels | None, report: ImageReport) -> None:
     view = CubinView.of(image.data, image.path)
     report.arch, report.abi, report.toolkit = view.arch.name, view.cubin.abi_version, view.toolkit
     report.relocatable = view.cubin.elf.header.type == ET_REL
@@ -104,14 +103,14 @@ def _add_kernels(
     chosen: list[KernelDef],
     image: Image,
     request: Request,
-    described: TritonKernels,
+    described: TritonKernels | None,
     report: ImageReport,
 ) -> None:
     # Imported when asked for: a listing doesn't pay for it.
     from gwatch.inspect.facts import kernel_facts
 
     for kernel in chosen:
-        description = described.find(kernel.name, image.path, image.symbol)
+        description = described.find(kernel.name, image.path, image.symbol) if described else None
         threads = 32 * description.num_warps if description and description.num_warps else None
         shared = (description.shared or 0) if description else 0
         facts = kernel_facts(view, kernel, threads, shared, request.code)
@@ -225,16 +224,14 @@ def inspect(
             continue
         if extract is not None:
             report.extracted.append(_extract(extract, item, digest))
+        near = described.near(item.path, item.symbol) if described else None
         if executor is None:
-            tasks[digest] = _Task(
-                None, examine(item, asked, described.near(item.path, item.symbol)), len(item.data)
-            )
+            tasks[digest] = _Task(None, examine(item, asked, near), len(item.data))
             tasks[digest].finish(finished)
             continue
         while waiting and (len(waiting) >= 2 * workers or in_flight + len(item.data) > IN_FLIGHT_BYTES):
             in_flight -= waiting[0].size
             waiting.popleft().finish(finished)
-        near = described.near(item.path, item.symbol)
         task = _Task(executor.submit(examine, item, asked, near), None, len(item.data))
         tasks[digest] = task
         waiting.append(task)
@@ -260,6 +257,8 @@ def inspect(
 
 
 def _missing(pattern: str, names: list[str]) -> KernelError:
+    import difflib
+
     shown = {demangle(name): name for name in names[:_NEAR_AMONG]}
     near = difflib.get_close_matches(pattern, shown, 3, cutoff=0.3) or list(shown)[:3]
     hint = f"near it: {', '.join(near)}" if near else "there is none"
@@ -268,15 +267,24 @@ def _missing(pattern: str, names: list[str]) -> KernelError:
 
 def _items(
     paths: Iterable[str | os.PathLike[str]], given: dict[str, list[str]]
-) -> Iterator[tuple[Image | Skipped, TritonKernels, list[str]]]:
-    """Each item with what is known about kernels and the list of digests that belongs to its path in ``given``."""
+) -> Iterator[tuple[Image | Skipped, TritonKernels | None, list[str]]]:
+    """Each item with what texts say about kernels (None: no text) and the list of digests that belongs to its path in
+    ``given``."""
     for path in paths:
-        described, digests = TritonKernels(), given.setdefault(os.fspath(path), [])
+        described, digests = None, given.setdefault(os.fspath(path), [])
         for item in open_artifact(path):
             if isinstance(item, Text):
+                described = described or _no_kernels()
                 described.add(item)
             else:
                 yield item, described, digests
+
+
+def _no_kernels() -> TritonKernels:
+    # Imported where there is a text: a cubin by itself doesn't pay for it.
+    from gwatch.inspect.triton_source import TritonKernels
+
+    return TritonKernels()
 
 
 def _extract(folder: Path, image: Image, digest: str) -> str:
