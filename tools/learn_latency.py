@@ -9,13 +9,14 @@ were seen, and the number of pairs. ``limit`` lines are for checking foreign cod
 execute them, wherever the smallest distance was seen in many code sections of several origins (an origin is the second
 part of a file name, ``sm90-ORIGIN-hash.cubin``, or else its folder).
 
-    python tools/learn_latency.py TABLE... --corpus CUBIN_OR_FOLDER... -o isa [--seconds S] [--jobs N]
+    python tools/learn_latency.py TABLE... --corpus CUBIN_OR_FOLDER... -o isa [--keep] [--seconds S] [--jobs N]
     python tools/learn_latency.py TABLE... --corpus CUBIN_OR_FOLDER... --halves     # learn on half of the origins, hold
                                                                                     # it against the other half
 
 TABLE is sm_75, sm_80, sm_86, sm_90, sm_100 or sm_120. ``-o`` names the file, or the folder for ``latency_TABLE.txt``.
 Linked code only, and of equal code sections one. ``--seconds`` stops each table there; origins take turns, so that
-none is left out. ``tools/latency_kernels.cu`` is compiled and learned from too where nvcc is found (for what no library
+none is left out. ``--keep`` takes over what the table that is there now knows of code that isn't at hand.
+``tools/latency_kernels.cu`` is compiled and learned from too where nvcc is found (for what no library
 holds: clocks, elected stores).
 """
 
@@ -86,6 +87,9 @@ STATED = {
 }
 
 Pair = tuple[str, str, str, str]
+Row = tuple[int, ...]
+NAMED = {"pair": 5, "overwrite": 4, "limit": 5, "signal": 1}
+"""Words that name a learned line of a table; numbers follow."""
 
 
 @dataclass
@@ -387,23 +391,85 @@ def limits(counts: Counts) -> dict[Pair, tuple[int, Seen]]:
     return found
 
 
-def table_text(table: str, counts: Counts) -> str:
-    """The table file."""
+def table_text(table: str, counts: Counts, earlier: str = "") -> str:
+    """The table file. What ``earlier``, the text of another table of the same architecture, knows of code that is not
+    at hand now is taken over: see :func:`taken_over`.
+    """
+    rows: dict[str, Row] = {}
+    for pair, seen in sorted(counts.plain.items()):
+        name = f"overwrite {' '.join(pair[:3])}" if pair[3] == OVERWRITE else f"pair {' '.join(pair)}"
+        rows[name] = min(seen), trusted(seen), sum(seen.values())
+    for pair, (least, item) in limits(counts).items():
+        rows[f"limit {' '.join(pair)}"] = least, item.sections, len(item.origins)
+    signal = min(counts.signals, default=2)
     lines = [
         f"# Issue distances of {table}, learned by tools/learn_latency.py from {counts.instructions} instructions in "
         f"{counts.sections} code sections.",
         "# pair PRODUCER FILE CONSUMER ROLE MINIMUM TRUSTED SEEN; overwrite FIRST FILE SECOND MINIMUM TRUSTED SEEN;",
         "# limit PRODUCER-UNIT FILE CONSUMER-UNIT ROLE CYCLES SECTIONS ORIGINS (seen at just that distance);",
         "# signal: least cycles from taking a scoreboard to waiting for it; floor, given: stated by hand.",
-        f"signal {min(counts.signals, default=2)}",
     ]
+    if earlier:
+        undercut = {f"limit {' '.join(pair)}": min(distances) for pair, distances in counts.limits.items()}
+        old = rows_of(earlier)
+        fresh, rows = rows.keys(), taken_over(rows, old, undercut)
+        signal = min([signal, *(old[name][0] for name in ("signal",) if name in old)])
+        count = len(rows.keys() - fresh)
+        lines.insert(
+            1, f"# {count} lines are of code that an earlier table was learned from{_learned_from(earlier)}."
+        )
+    lines.append(f"signal {signal}")
     lines += [f"{fact}  # {why}" for fact, why in STATED.get(table, ())]
-    for pair, seen in sorted(counts.plain.items()):
-        name = f"overwrite {' '.join(pair[:3])}" if pair[3] == OVERWRITE else f"pair {' '.join(pair)}"
-        lines.append(f"{name} {min(seen)} {trusted(seen)} {sum(seen.values())}")
-    for pair, (least, item) in limits(counts).items():
-        lines.append(f"limit {' '.join(pair)} {least} {item.sections} {len(item.origins)}")
+    order = {"pair": 0, "overwrite": 0, "limit": 1}
+    names = sorted(rows, key=lambda name: (order[name.split()[0]], name.split()[1:4], name))
+    lines += [f"{name} {' '.join(map(str, rows[name]))}" for name in names]
     return "\n".join(lines) + "\n"
+
+
+def _learned_from(text: str) -> str:
+    """What the head of a table says of its code, all of its heads together."""
+    found = re.findall(r"^#.*?\b(\d+ instructions)", text, re.MULTILINE)
+    return f" ({', '.join(found)})" if found else ""
+
+
+def rows_of(text: str) -> dict[str, Row]:
+    """The lines of a table that were learned: name -> numbers. Floors and given facts are not among them."""
+    rows: dict[str, Row] = {}
+    for line in text.splitlines():
+        words = line.split("#", 1)[0].split()
+        if words and words[0] in NAMED:
+            size = NAMED[words[0]]
+            rows[" ".join(words[:size])] = tuple(map(int, words[size:]))
+    return rows
+
+
+def taken_over(rows: dict[str, Row], old: dict[str, Row], least: dict[str, int]) -> dict[str, Row]:
+    """``rows`` and what only ``old`` knows.
+
+    Of a pair in both the smaller distances are kept, since either was seen in code that is right, and as seen counts
+    the larger number: both may have seen the same code. A limit of ``old`` is kept where no pair at hand undercuts it
+    (``least``: the smallest distance of each).
+    """
+    found = dict(rows)
+    for name, row in old.items():
+        kind = name.split()[0]
+        mine = rows.get(name)
+        if kind == "limit":
+            if (mine is None and least.get(name, row[0]) >= row[0]) or (
+                mine is not None and row[0] < mine[0]
+            ):
+                found[name] = row
+        elif kind in ("pair", "overwrite"):
+            if mine is None:
+                found[name] = row
+                continue
+            sure = [item[1] for item in (mine, row) if item[2] >= TRUST]
+            found[name] = (
+                min(mine[0], row[0]),
+                min(sure) if sure else max(mine[1], row[1]),
+                max(mine[2], row[2]),
+            )
+    return found
 
 
 def halves(origins: dict[str, Counts]) -> int:
@@ -462,6 +528,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("tables", nargs="+", metavar="TABLE", choices=TABLES, help=" ".join(TABLES))
     parser.add_argument("--corpus", nargs="+", type=Path, required=True, metavar="CUBIN_OR_FOLDER")
     parser.add_argument("-o", "--out", type=Path, help="table to write, or the folder of latency_TABLE.txt")
+    parser.add_argument(
+        "--keep", action="store_true", help="take over what the table that is there knows of other code"
+    )
     parser.add_argument("--halves", action="store_true", help="learn on half of the origins, check the rest")
     parser.add_argument("--seconds", type=float, default=0, help="stop each table after this long")
     parser.add_argument("--skip", default="$^", help="leave out files whose name matches this pattern")
@@ -488,7 +557,8 @@ def main(arguments: list[str] | None = None) -> int:
         wrong += halves(origins) if options.halves else 0
         if options.out:
             path = options.out / f"latency_{table}.txt" if options.out.is_dir() else options.out
-            path.write_text(table_text(table, total), encoding="utf-8")
+            earlier = path.read_text(encoding="utf-8") if options.keep and path.is_file() else ""
+            path.write_text(table_text(table, total, earlier), encoding="utf-8")
             print(
                 f"{path}: {total.instructions} instructions, {total.sections} sections of {done} of {len(tasks)} "
                 f"files, {len(total.plain)} pairs, {len(limits(total))} limits, skipped {dict(skipped)}",

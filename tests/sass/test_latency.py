@@ -187,3 +187,24 @@ def test_the_command_learns_linked_code_of_its_table_and_equal_sections_once(
     for table in ("sm_90", "sm_75"):
         found = parse_table((tmp_path / f"latency_{table}.txt").read_text(), table)
         assert found.pairs and found.signal >= 1
+
+
+def test_what_an_earlier_table_knows_of_other_code_is_taken_over() -> None:
+    rows = {"pair A R B data": (5, 6, 9), "pair A R C data": (5, 9, 2), "limit ALU R FMA data": (5, 200, 4)}
+    old = learn_latency.rows_of(
+        "# a head of 77 instructions\nsignal 2\nfloor A R B data 4\npair A R B data 4 7 100\npair A R C data 4 4 6\n"
+        "pair A R D data 3 3 8\noverwrite A R B 2 2 9\nlimit ALU R FMA data 6 80 3\nlimit ALU P * guard 13 90 4\n"
+        "limit FMA R FMA data 4 90 4\n"
+    )
+    found = learn_latency.taken_over(rows, old, {"limit FMA R FMA data": 3, "limit ALU P * guard": 13})
+    assert found == {
+        "pair A R B data": (4, 6, 100),
+        "pair A R C data": (4, 4, 6),
+        "pair A R D data": (3, 3, 8),
+        "overwrite A R B": (2, 2, 9),
+        "limit ALU R FMA data": (5, 200, 4),
+        "limit ALU P * guard": (13, 90, 4),
+    }, "a limit that code at hand undercuts is none"
+    text = table_text("sm_75", Counts(), "# from 77 instructions\npair A R D data 3 3 8\nsignal 1\n")
+    assert "# 1 lines are of code that an earlier table was learned from (77 instructions)." in text
+    assert parse_table(text, "t").pairs == {("A", "R", "D", "data"): (3, 3, 8)} and parse_table(text, "t").signal == 1
