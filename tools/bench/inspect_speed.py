@@ -6,7 +6,8 @@
 Two questions, each answered in CPU seconds (user + system, best of the repeats, so that other work on the machine
 counts little) for whole processes, start-up included, and for gwatch also without it (as a library):
 
-* listings: `gwatch inspect --sass` against `cuobjdump -sass`; the bar is 5 times faster;
+* listings: `gwatch inspect --sass` against `cuobjdump -sass`; the bar is 5 times faster, with all files in one gwatch
+  process (cuobjdump takes one file a process and starts in no time; gwatch pays Python's and numpy's start-up);
 * facts (registers, memory, mix, loops, occupancy): `gwatch inspect --json` against the listing one would otherwise
   count in; the bar is 20 times faster than that listing. `gwatch inspect --resources` says what `cuobjdump -res-usage`
   does, a program that reads no code and ends within milliseconds, which starting Python alone does not.
@@ -30,6 +31,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT))
 
 LISTING_BAR, FACTS_BAR = 5.0, 20.0
+IMPORTS = "import gwatch.cli.main, gwatch.cli.inspect, gwatch.inspect.run, gwatch.inspect.listing, gwatch.inspect.facts"
 
 
 def find_cuobjdump() -> Path | None:
@@ -132,7 +134,9 @@ def main() -> int:
             }
             row["library listing"] = best(args.repeat, lambda p=path: own_seconds(lambda: library_listing(p)))
             row["library facts"] = best(args.repeat, lambda p=path: own_seconds(lambda: library_facts(p)))
-            row["library resources"] = best(args.repeat, lambda p=path: own_seconds(lambda: library_resources(p)))
+            row["library resources"] = best(
+                args.repeat, lambda p=path: own_seconds(lambda: library_resources(p))
+            )
             if theirs.read_bytes() != ours.read_bytes():
                 print(f"{path}: the listings differ", file=sys.stderr)
                 return 1
@@ -146,25 +150,49 @@ def main() -> int:
         every = [str(path) for path in files]
         at_once = best(args.repeat, lambda: process_seconds([*gwatch, "--sass", *every], ours))
         facts_at_once = best(args.repeat, lambda: process_seconds([*gwatch, "--json", *every], ours))
+        start = best(args.repeat, lambda: process_seconds([sys.executable, "-c", IMPORTS], ours))
+        numpy_start = best(args.repeat, lambda: process_seconds([sys.executable, "-c", "import numpy"], ours))
         resources_at_once = best(args.repeat, lambda: process_seconds([*gwatch, "--resources", *every], ours))
-    listing = totals["cuobjdump -sass"]
-    ratios = [
-        ("listing, one gwatch process for all files", listing / at_once, LISTING_BAR),
-        ("listing, as a library", listing / totals["library listing"], LISTING_BAR),
-        ("listing, one gwatch process a file", listing / totals["gwatch --sass"], None),
-        ("facts against a listing, one gwatch process for all files", listing / facts_at_once, None),
-        ("facts against a listing, as a library", listing / totals["library facts"], FACTS_BAR),
-        ("resources against a listing, one gwatch process for all files", listing / resources_at_once, None),
-        ("resources against a listing, as a library", listing / totals["library resources"], None),
-        (
-            "resources against -res-usage, as a library",
-            totals["cuobjdump -res-usage"] / totals["library resources"],
-            None,
+    listing, count = totals["cuobjdump -sass"], len(files)
+    print(
+        f"{count} files, CPU seconds: cuobjdump -sass {listing:.2f}, gwatch --sass {totals['gwatch --sass']:.2f} "
+        f"(a process a file) or {at_once:.2f} (one process), gwatch --json {totals['gwatch --json']:.2f} or "
+        f"{facts_at_once:.2f}; a "
+        f"process starts in {start:.2f} (importing numpy alone: {numpy_start:.2f})"
+    )
+    readings = {
+        f"listing against cuobjdump's (bar {LISTING_BAR:g})": (
+            ("one process for all files", listing / at_once, LISTING_BAR),
+            ("one process a file", listing / totals["gwatch --sass"], None),
+            (
+                "one process a file, start-up taken off",
+                listing / (totals["gwatch --sass"] - count * start),
+                None,
+            ),
+            ("as a library", listing / totals["library listing"], LISTING_BAR),
         ),
-    ]
-    for what, ratio, bar in ratios:
-        print(f"{what}: {ratio:.1f} times" + (f" (bar {bar:g})" if bar else ""))
-    return 0 if all(bar is None or ratio >= bar for _, ratio, bar in ratios) else 1
+        f"facts against that listing (bar {FACTS_BAR:g})": (
+            ("one process for all files", listing / facts_at_once, None),
+            ("one process for all files, start-up taken off", listing / (facts_at_once - start), None),
+            ("one process a file", listing / totals["gwatch --json"], None),
+            ("as a library", listing / totals["library facts"], FACTS_BAR),
+        ),
+        "resources against that listing": (
+            ("one process for all files", listing / resources_at_once, None),
+            ("as a library", listing / totals["library resources"], None),
+        ),
+        "resources against -res-usage": (
+            ("as a library", totals["cuobjdump -res-usage"] / totals["library resources"], None),
+        ),
+    }
+    met = True
+    for what, lines in readings.items():
+        print(what)
+        for how, ratio, bar in lines:
+            verdict = "" if bar is None else "  met" if ratio >= bar else "  NOT met"
+            met = met and (bar is None or ratio >= bar)
+            print(f"  {how:46} {ratio:7.1f} times{verdict}")
+    return 0 if met else 1
 
 
 if __name__ == "__main__":
