@@ -6,10 +6,10 @@ uniform pair ``%desc`` (the global-memory descriptor); for exit pairs also the u
 ``%rec`` (the record) and the low word of ``%addr`` are scratch that all sites share where they can, so that one read
 scoreboard covers them.
 
-Where the kernel has few registers to spare, two shapes (:class:`Shape`) keep less per thread: what is the same for the
+Two shapes (:class:`Shape`) keep less per thread: what is the same for the
 whole warp, the address of its chunk, lives in uniform registers; and the lane's part of the address moves into the low
 bits of ``%off``. On architectures whose stores take a 32-bit offset from a uniform address (``Arch.offset_stores``)
-that costs no instruction, and one; elsewhere one, and four.
+that costs no instruction (so that shape comes first there), and one; elsewhere one, and four.
 
 A record reads the clock first: it's the time at which the site's instruction could have issued. It waits for
 nothing.
@@ -51,10 +51,12 @@ class Shape(enum.Enum):
     LEAN = "lean"
 
 
-def shapes(fmt: RingFormat) -> tuple[Shape, ...]:
-    """The shapes that records of ``fmt`` may have, the cheapest first: by lane the offset has no bits for a lane."""
+def shapes(fmt: RingFormat, arch: Arch) -> tuple[Shape, ...]:
+    """The shapes that records of ``fmt`` may have, the cheapest first: by lane the offset has no bits for a lane, and
+    stores that take offsets save the copy of the address' high word wherever its pair doesn't stay."""
     lean = () if fmt.keep is Keep.FIRST or fmt.by_lane else (Shape.LEAN,)
-    return (Shape.PLAIN, Shape.SHARED, *lean)
+    two = (Shape.SHARED, Shape.PLAIN) if arch.offset_stores else (Shape.PLAIN, Shape.SHARED)
+    return (*two, *lean)
 
 
 @dataclass(frozen=True, slots=True)

@@ -279,10 +279,12 @@ def _recorders(arch: Arch, fmt: RingFormat, clock: str) -> list[builtin.Recorder
     from gwatch.rewrite import builtin
 
     plain = replace(fmt, by_lane=False)
-    found = [builtin.Recorder(arch, fmt, clock, shape) for shape in builtin.shapes(fmt)]
+    found = [builtin.Recorder(arch, fmt, clock, shape) for shape in builtin.shapes(fmt, arch)]
     have = {recorder.shape for recorder in found}
     return found + [
-        builtin.Recorder(arch, plain, clock, shape) for shape in builtin.shapes(plain) if shape not in have
+        builtin.Recorder(arch, plain, clock, shape)
+        for shape in builtin.shapes(plain, arch)
+        if shape not in have
     ]
 
 
