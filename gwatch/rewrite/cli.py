@@ -84,10 +84,14 @@ def _run(args: argparse.Namespace) -> int:
     kernel = cubin.get_kerneldef_by_regex(args.kernel)
     if args.list:
         if args.site or args.output is not None or args.snippet is not None:
-            raise UsageError("usage", "--list writes nothing", "leave --site, --snippet and -o out, or --list")
+            raise UsageError(
+                "usage", "--list writes nothing", "leave --site, --snippet and -o out, or --list"
+            )
         return _list(cubin, kernel, args)
     if args.only:
-        raise UsageError("usage", "--only narrows what --list shows", "give --list too, or name places with --site")
+        raise UsageError(
+            "usage", "--only narrows what --list shows", "give --list too, or name places with --site"
+        )
     if not args.site:
         raise SiteError("no-site", "no --site given", "list the instructions with --list")
     if args.output is None:
@@ -320,7 +324,7 @@ def _list(cubin: Cubin, kernel: KernelDef, args: argparse.Namespace) -> int:
         ) from None
     size = cubin.arch.instruction_size
     lines = kernel.map_address_to_line
-    rows = []
+    rows: list[dict[str, int | str]] = []
     for index, text in enumerate(kernel.texts):
         file, line = lines.get(index * size, ("", 0))
         place = f"{file.rsplit('/', 1)[-1]}:{line}" if file else ""
@@ -331,7 +335,7 @@ def _list(cubin: Cubin, kernel: KernelDef, args: argparse.Namespace) -> int:
     free: dict[str, str] | None = None
     unknown = None
     try:
-        free = _free_registers(cubin, kernel)
+        free = _free_registers(cubin, kernel, rows if wanted else [])
     except GWatchError as error:
         # A listing needs no instruction table: say why nothing can be inserted, and list.
         unknown = str(error)
@@ -352,8 +356,13 @@ def _list(cubin: Cubin, kernel: KernelDef, args: argparse.Namespace) -> int:
             _write("free at every instruction: " + "; ".join(free.values()))
         else:
             _write(f"free registers not known: {unknown}")
-        shown: list[tuple[str, ...]] = [("index", "pc", "line", "instruction")]
-        shown += [(str(r["index"]), f"{r['pc']:#x}", str(r["line"]), str(r["instruction"])) for r in rows]
+        shown: list[tuple[str, ...]] = [
+            ("index", "pc", "line", "instruction", "free before it, too" if "free" in rows[0] else "")
+        ]
+        shown += [
+            (str(r["index"]), f"{r['pc']:#x}", str(r["line"]), str(r["instruction"]), str(r.get("free", "")))
+            for r in rows
+        ]
         _write(_table(shown))
     return 0
 
@@ -362,19 +371,28 @@ def _nothing_like(kernel: KernelDef, pattern: str) -> SiteError:
     import difflib
 
     opcodes = sorted(set(kernel.code.opcode_names))
-    near = difflib.get_close_matches(re.sub(r"\W+", "", pattern).upper(), opcodes, n=5, cutoff=0.3) or opcodes[:5]
+    near = (
+        difflib.get_close_matches(re.sub(r"\W+", "", pattern).upper(), opcodes, n=5, cutoff=0.3)
+        or opcodes[:5]
+    )
     what = f"no instruction and no line of {kernel.name} matches {pattern!r}"
     return SiteError("site-none", what, f"nearest: {', '.join(near)}", near)
 
 
-def _free_registers(cubin: Cubin, kernel: KernelDef) -> dict[str, str]:
-    """Registers that nothing in the kernel or its callees names, by file, as ranges."""
+def _free_registers(cubin: Cubin, kernel: KernelDef, rows: list[dict[str, int | str]]) -> dict[str, str]:
+    """Registers that nothing in the kernel or its callees names, by file, as ranges; ``rows`` of a listing get
+    ``free``: those of the kernel's own that hold nothing right before the instruction."""
+    from gwatch.rewrite.homes import Points
     from gwatch.rewrite.rewriter import Rewriter
     from gwatch.sass.arch import free_ceiling
 
     around = Rewriter(cubin, kernel).surroundings
     arch = cubin.arch
     first = around.first_free
+    points = Points(around, {}, around.collective, 0, 0) if rows else None
+    for row in rows:
+        mask = points.scratch(int(row["index"])) if points else 0
+        row["free"] = _ranges("R", [register for register in range(first) if mask >> register & 1])
     step = free_ceiling(arch, kernel.register_count) - 3
     cost = (
         f"up to R{step} at no occupancy cost" if step >= first else "each costs occupancy or a register step"
