@@ -13,6 +13,7 @@ from gwatch.common.format import File, Section_IntraKernelTrace
 from gwatch.common.format.findings import findings
 from gwatch.common.format.iterations import slack_table
 from gwatch.common.format.run import run_of
+from gwatch.common.format.select import keep_time
 from gwatch.common.format.waits import wait_scopes, waiting_shares
 
 
@@ -183,6 +184,10 @@ def test_an_uneven_warp_is_named():
 
 def test_a_tail_and_hiccups_are_seen():
     assert "tail" in codes(pipeline(late=9000))
+    # A part of the time, picked out, ends where it was cut.
+    run = run_of(pipeline(late=9000), REGIONS[:2], {"load": "Copy", "math": "Math"})
+    part = keep_time(run, run.zero, run.time_range[1] - 1)
+    assert any(f.code == "tail" for f in findings(run)) and not any(f.code == "tail" for f in findings(part))
     assert "spread" in codes(pipeline(hiccup=0.08, stages=40))
 
 

@@ -226,6 +226,8 @@ def _uneven_rows(run: Run, slow_blocks: list[int]) -> Iterator[Finding]:
 
 
 def _tail(run: Run) -> Iterator[Finding]:
+    if run.window is not None:  # its edges cut intervals, which is no tail
+        return
     share, peak = _tail_share(run.analysis["concurrency"])
     if share >= TAIL_SHARE:
         yield Finding("tail", f"the last {share:.0%} of the span runs with less than half of the peak {peak} rows",
