@@ -26,7 +26,10 @@ def full(diff: ArtifactDiff, context: int = CONTEXT) -> str:
     """Every kernel that differs, with resources, attributes and the instructions around each difference."""
     out: list[str] = []
     for kernel in diff.kernels:
-        if kernel.differs:
+        only = kernel.second if kernel.first is None else kernel.first if kernel.second is None else None
+        if only is not None:
+            out.append(f"kernel {demangle(kernel.name)}: {kernel.verdict}, {only.path} ({only.arch})")
+        elif kernel.differs:
             out += _kernel(kernel, context)
     return _joined([*out, _total(diff), *_problems(diff)])
 

@@ -37,15 +37,19 @@ def _summary(report: Report) -> str:
     kernels = [k for image in report.images for k in image.kernels]
     launchable = sum(1 for k in kernels if k.facts.is_kernel)
     copies = sum(len(image.also_at) for image in report.images)
-    text = f"{len(report.images)} cubins, {launchable} kernels"
+    text = f"{_counted(len(report.images), 'cubin')}, {_counted(launchable, 'kernel')}"
     if copies:
-        text += f", {copies} copies of the same bytes folded"
+        text += f", {_counted(copies, 'copy', 'copies')} of the same bytes folded"
     unread = sum(1 for image in report.images if image.problem)
     if unread:
         text += f", {unread} of them not readable"
     if report.skipped:
-        text += f", {len(report.skipped)} other members"
+        text += f", {_counted(len(report.skipped), 'other member')}"
     return text
+
+
+def _counted(number: int, one: str, more: str = "") -> str:
+    return f"{number} {one if number == 1 else more or one + 's'}"
 
 
 def _skipped(report: Report) -> list[str]:

@@ -158,7 +158,7 @@ def test_a_table_of_many_kernels_shows_short_names(capsys: pytest.CaptureFixture
     assert main(["inspect", str(FIXTURES / "libtwo.so")]) == 0
     out = capsys.readouterr().out
     assert "  scale<double>   " in out
-    assert "2 cubins, 6 kernels, 1 other members" in out
+    assert "2 cubins, 6 kernels, 1 other member\n" in out
 
 
 def test_names() -> None:
