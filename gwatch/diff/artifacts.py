@@ -65,6 +65,11 @@ class KernelDiff:
     items: tuple[list[Item], list[Item]] = field(default_factory=lambda: ([], []))
 
     @property
+    def second_name(self) -> str:
+        """The kernel's name in the second artifact, or in the only one that has it."""
+        return self.name if self.second is None else self.second.kernel.name
+
+    @property
     def verdict(self) -> str:
         """In words: only in one, identical code, same instructions, changed."""
         if self.first is None:
@@ -112,22 +117,30 @@ def compare(first: str | os.PathLike[str], second: str | os.PathLike[str], kerne
     """Compare two artifacts of any kind; ``kernels``: regular expression for (de)mangled names.
 
     Kernels are matched by name and architecture; if each side has one architecture only, by name. Of several
-    with one name, those with the same code are paired first, then in order. Raises CubinNotFound, CubinError
+    with one name, those with the same code are paired first, then in order. Where each side has one kernel, the two are
+    compared whatever their names. Raises CubinNotFound, CubinError
     [nothing-to-compare] when a side has no readable cubin.
     """
     problems: list[Skipped] = []
     unread: tuple[set[bytes], set[bytes]] = set(), set()
-    left, right = _versions(first, problems, unread[0], kernels), _versions(second, problems, unread[1], kernels)
+    left, right = (
+        _versions(first, problems, unread[0], kernels),
+        _versions(second, problems, unread[1], kernels),
+    )
     for path, versions in ((first, left), (second, right)):
         if not versions:
             name = os.fspath(path)
             what = f"{name} has no kernel to compare" + (f" like {kernels!r}" if kernels else "")
             why = [item.reason for item in problems if item.path.startswith(str(Path(name)))]
             raise CubinError(
-                "nothing-to-compare", f"{what}: {why[0]}" if why else what, "`gwatch inspect` tells what is in it"
+                "nothing-to-compare",
+                f"{what}: {why[0]}" if why else what,
+                "`gwatch inspect` tells what is in it",
             )
     across = len({v.arch for v in left}) == 1 == len({v.arch for v in right})
-    pairs = [compare_kernels(a, b) for a, b in _matched(left, right, across)]
+    alone = len(left) == 1 == len(right)
+    matched = [(left[0], right[0])] if alone else _matched(left, right, across)
+    pairs = [compare_kernels(a, b) for a, b in matched]
     return ArtifactDiff(pairs, problems, unread[0] != unread[1], any(item.unread for item in problems))
 
 
@@ -149,7 +162,9 @@ def _versions(
             view = CubinView.of(item.data, item.path)
             patched = _leave_out_copy(view)
             out += [
-                Version(item.path, view, k, patched.get(k.name, "")) for k in view.kernels if request.wants(k.name)
+                Version(item.path, view, k, patched.get(k.name, ""))
+                for k in view.kernels
+                if request.wants(k.name)
             ]
         except GWatchError as error:
             unread.add(hashlib.sha256(item.data).digest())
@@ -176,7 +191,9 @@ def _leave_out_copy(view: CubinView) -> dict[str, str]:
         return isa.decode(word_at(kernel.words, index), pc=index * size)
 
     # The first branch is the prologue's, taken where nothing is to be recorded; code compiled anew has no copy.
-    branch = next((found for found in map(decoded, range(len(kernel.words))) if found.mnemonic == "BRA"), None)
+    branch = next(
+        (found for found in map(decoded, range(len(kernel.words))) if found.mnemonic == "BRA"), None
+    )
     copy = branch.target // size if branch is not None and branch.target is not None else 0
     places = [copy + site.index for site in site_map.sites]
     if not copy or any(
@@ -315,6 +332,7 @@ def _kernel_json(kernel: KernelDiff) -> dict[str, Any]:
     return {
         "name": kernel.name,
         "demangled": demangle(kernel.name),
+        "second_name": kernel.second_name,
         "first": _version_json(kernel.first),
         "second": _version_json(kernel.second),
         "verdict": kernel.verdict,
@@ -340,7 +358,9 @@ def _kernel_json(kernel: KernelDiff) -> dict[str, Any]:
 
 
 def _version_json(version: Version | None) -> dict[str, str] | None:
-    return None if version is None else {"path": version.path, "arch": version.arch, "patched": version.patched}
+    return (
+        None if version is None else {"path": version.path, "arch": version.arch, "patched": version.patched}
+    )
 
 
 def _change(change: Change) -> dict[str, Any]:

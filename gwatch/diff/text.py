@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from gwatch.diff.artifacts import ArtifactDiff, Change, KernelDiff
 from gwatch.diff.compare import Fate
@@ -47,11 +47,18 @@ def _total(diff: ArtifactDiff) -> str:
     same = sum(1 for kernel in diff.kernels if kernel.verdict == "identical code")
     if same == len(diff.kernels) and not diff.differs:
         return f"identical code in all {same} kernels"
-    return f"{len(diff.kernels)} kernels: {same} with identical code, {len(diff.kernels) - same} without"
+    count = len(diff.kernels)
+    return f"{count} kernel{'s' * (count != 1)}: {same} with identical code, {count - same} without"
+
+
+def _both(kernel: KernelDiff, shown: Callable[[str], str]) -> str:
+    """The kernel's name; both where it has another in the second artifact."""
+    names = dict.fromkeys((shown(kernel.name), shown(kernel.second_name)))
+    return " → ".join(names)
 
 
 def _stat(kernel: KernelDiff) -> str:
-    text = f"{short(kernel.name)}: {kernel.verdict}"
+    text = f"{_both(kernel, short)}: {kernel.verdict}"
     if kernel.code is not None and kernel.code.verdict == "changed":
         text += f" ({_counts(kernel)})"
     changes = [_change(change) for change in kernel.resources]
@@ -69,7 +76,7 @@ def _change(change: Change) -> str:
 
 
 def _kernel(kernel: KernelDiff, context: int) -> Iterator[str]:
-    yield f"kernel {demangle(kernel.name)}: {kernel.verdict}"
+    yield f"kernel {_both(kernel, demangle)}: {kernel.verdict}"
     for version, mark in ((kernel.first, "---"), (kernel.second, "+++")):
         if version is not None:
             yield f"{mark} {version.path} ({version.arch})"

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gwatch.diff.artifacts import compare
+from gwatch.diff.artifacts import ArtifactDiff, compare
 from gwatch.diff.compare import CodeDiff, Fate, compare_code
 from gwatch.diff.items import Item
+from gwatch.diff.text import full
 from gwatch.sass.shape import split
 
 FIXTURES = Path(__file__).resolve().parent.parent / "inspect" / "fixtures"
@@ -181,6 +182,14 @@ def test_kernels_on_one_side_only() -> None:
     verdicts = {kernel.name: kernel.verdict for kernel in diff.kernels}
     assert verdicts["copy_kernel"] == "only in the first"
     assert verdicts["mask"] == "only in the second"
+
+
+def test_one_kernel_on_each_side_is_compared_whatever_its_name() -> None:
+    (kernel,) = compare(
+        FIXTURES / "triton/aligned.cubin", FIXTURES / "narrow_sm_90.cubin", "copy|wide"
+    ).kernels
+    assert (kernel.name, kernel.second_name, kernel.verdict) == ("copy_kernel", "wide", "changed")
+    assert full(ArtifactDiff([kernel], [])).startswith("kernel copy_kernel → wide: changed\n")
 
 
 def test_the_toolkit_ladder_of_the_open_corpus(corpus_sm90: list[Path]) -> None:
