@@ -142,6 +142,8 @@ _MINIMUM = {
 # Compilers give these no scoreboard on sm_100, and one on sm_103 and later of the same table: sm_100 has
 # many double-precision units, they have few.
 _FIXED = {100: frozenset({"DADD", "DFMA", "DMUL", "DSETP"})}
+# Two that share the table of sm_100, but not this.
+_MINIMUM_OF = {107: _MINIMUM["sm_120"], 110: _MINIMUM["sm_80"]}
 # The model of times and scoreboards was held against an H200.
 _CONFIRMED = {90}
 # Tried on an H200, with offsets on both sides of 2^31.
@@ -161,7 +163,7 @@ def _build() -> dict[str, Arch]:
                 reserved * _KIB, zero, descriptor, elect,
                 launch_dims_offset=0x360 if wide else 0, grid_dims_offset=0x370 if wide else 0xC,
                 param_base=0x380 if wide else 0x210 if number >= 90 else 0x160, stack_offset=0x37C if wide else 0x28,
-                constant_moves=number < 90, sum=_SUM[table], minimum=_MINIMUM[table],
+                constant_moves=number < 90, sum=_SUM[table], minimum=_MINIMUM_OF.get(number, _MINIMUM[table]),
                 constant_load="LDCU" if wide else "ULDC", uniform_scoreboard=wide,
                 uniform_clock="CS2UR.32" if number >= 120 else "S2UR", hides_descriptor=80 <= number < 90,
                 marks_ctaid_z=number < 90, section_registers=number < 90, mercury=wide,

@@ -78,3 +78,16 @@ def test_double_precision_is_of_fixed_latency_where_compilers_give_it_no_scorebo
     assert {isa.decode(word).effects.kind for word in words} == {kind}
     halves = np.array([[word & (1 << 64) - 1, word >> 64] for word in words], np.uint64)
     assert set(CodeView(isa, halves).kinds()[1]) == {kind}
+
+
+@pytest.mark.parametrize("name", ARCHES)
+def test_sums_and_minima_are_spelled_as_the_architecture_knows_them(name: str) -> None:
+    arch = ARCHES[name]
+    try:
+        isa = isa_for(name)
+    except UnsupportedError:
+        pytest.skip("no table")
+    for pattern in (arch.sum, arch.minimum):
+        for last in ("R6", "0x400"):
+            text = pattern.format("R4", "R5", last)
+            assert isa.decode(isa.encode(text)).text.replace(" ", "") == text.replace(" ", "")
