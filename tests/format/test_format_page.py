@@ -311,7 +311,7 @@ def test_a_million_records_open_quickly_and_stay_usable(browser, tmp_path):
     browser.open(path)  # gives up after a minute
     browser.ask("document.querySelector('.all').click()")
     browser.frame()
-    assert browser.text(".state").startswith("16384 rows")
+    assert browser.text(".state").startswith("16,384 rows, 33 to a pixel (mean colours)")
     before = browser.text(".state")
     browser.ask("""(async () => {
       for (let i = 0; i < 4; i++) {

@@ -486,8 +486,9 @@ class Timeline {
 
   describe() {
     const s = this.selection, unit = this.meta.unit, total = this.data.rows;
-    const noun = total === 1 ? "row" : "rows";
-    const rows = this.rows.length === total ? `${total} ${noun}` : `${this.rows.length} of ${total} ${noun}`;
+    const noun = total === 1 ? "row" : "rows", all = total.toLocaleString("en");
+    let rows = `${this.rows.length === total ? "" : this.rows.length.toLocaleString("en") + " of "}${all} ${noun}`;
+    if (this.rowHeight <= 0.5) rows += `, ${Math.round(1 / this.rowHeight)} to a pixel (mean colours)`;
     let text = `${rows} · ${duration(Math.round(this.t0), unit)} to ${duration(Math.round(this.t1), unit)}`;
     if (this.note) text = this.note;
     if (s) {
