@@ -66,6 +66,11 @@ def main() -> int:
         default=300,
         help="limit of one case; at the end of --seconds 15 s are left",
     )
+    parser.add_argument(
+        "--survey",
+        action="store_true",
+        help="only build, two records a kernel: which kernels are refused, and why",
+    )
     parser.add_argument("--gpu", action="store_true", help="run on the GPU")
     parser.add_argument(
         "--frameworks", action="store_true", help="on the GPU: kernels that torch, Triton and CuPy launch"

@@ -198,7 +198,7 @@ class Planter:
             live = [use.first for use in self.view.facts(following).reads() if use.file == "R"]
             if live and live[0] != writes[0].first:
                 word = word_of(self.words, index) & ~(0xFF << 16) | live[0] << 16
-                yield index, with_word(self.words, index, word), index
+                yield following, with_word(self.words, index, word), index
 
     def slots(self) -> Iterator[Mutation]:
         """What was saved or is kept in local memory is loaded from another place."""
