@@ -35,7 +35,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -323,9 +323,13 @@ def sections(cubin: Cubin) -> list[KernelDef]:
     return [*cubin.get_map_kernel_def().values(), *cubin.get_map_function_def().values()]
 
 
-def learn_file(task: Task) -> tuple[Task, Counts, dict[str, int]]:
+Learned = tuple[Counts, Counts]
+"""Counts of every other code section, and of those between."""
+
+
+def learn_file(task: Task) -> tuple[Task, Learned, dict[str, int]]:
     """The counts of one cubin, and how many of its sections were refused, by code."""
-    counts = Counts()
+    counts = Counts(), Counts()
     skipped: Counter[str] = Counter()
     cubin = Cubin.from_file(task.path)
     wanted = set(task.names)
@@ -337,7 +341,8 @@ def learn_file(task: Task) -> tuple[Task, Counts, dict[str, int]]:
         if kernel.name in wanted:
             try:
                 words = np.ascontiguousarray(kernel.words)
-                SectionLearner(isa, words, kernel.entry_indices, counts, task.origin).run()
+                half = hashlib.sha1(kernel.name.encode()).digest()[0] & 1
+                SectionLearner(isa, words, kernel.entry_indices, counts[half], task.origin).run()
             except GWatchError as error:
                 skipped[error.code] += 1
     return task, counts, dict(skipped)
@@ -472,46 +477,56 @@ def taken_over(rows: dict[str, Row], old: dict[str, Row], least: dict[str, int])
     return found
 
 
-def halves(origins: dict[str, Counts]) -> int:
-    """Learn on half of the origins, hold it against the rest, for several splits; how many limits are contradicted."""
-    names = sorted(origins, key=lambda name: -origins[name].instructions)
-    wrong = 0
+def halves(origins: dict[str, Learned]) -> int:
+    """Learn on half of the code and hold it against the rest, for several splits: by origin, and every other section of
+    each. How many limits are contradicted.
+    """
+    names = sorted(origins, key=lambda name: -sum(half.instructions for half in origins[name]))
+    splits: list[tuple[str, set[tuple[str, int]]]] = []
     for number in range(4):
         chosen = {name for place, name in enumerate(names) if (place >> number % 3 ^ number // 3) & 1}
-        known, other = Counts(), Counts()
-        for name in names:
-            (known if name in chosen else other).merge(origins[name])
-        found = limits(known)
-        bad = {
-            p: (c, min(other.limits[p]))
-            for p, (c, _) in found.items()
-            if min(other.limits.get(p, {c: 0})) < c
-        }
-        wrong += len(bad)
-        total = sum(seen.pairs for item in other.limits.values() for seen in item.values())
-        held = sum(seen.pairs for p in found for seen in other.limits.get(p, {}).values())
-        print(
-            f"learned on {', '.join(sorted(chosen))} ({known.instructions} instructions): {len(found)} limits hold "
-            f"{held} of the {total} pairs of the rest; {len(bad)} contradicted {bad or ''}"
-        )
-    return wrong
+        if chosen:
+            splits.append((", ".join(sorted(chosen)), {(name, half) for name in chosen for half in (0, 1)}))
+    splits += [(f"half {half} of every origin", {(name, half) for name in names}) for half in (0, 1)]
+    return sum(_held(origins, title, part) for title, part in splits)
 
 
-def learn(tasks: list[Task], jobs: int, seconds: float) -> tuple[dict[str, Counts], Counter[str], int]:
+def _held(origins: dict[str, Learned], title: str, part: set[tuple[str, int]]) -> int:
+    """What is learned on the halves ``part``, held against the others; how many limits are contradicted."""
+    known, other = Counts(), Counts()
+    for name, pair in origins.items():
+        for half, counts in enumerate(pair):
+            (known if (name, half) in part else other).merge(counts)
+    found = limits(known)
+    bad = {
+        p: (c, min(other.limits[p])) for p, (c, _) in found.items() if min(other.limits.get(p, {c: 0})) < c
+    }
+    total = sum(seen.pairs for item in other.limits.values() for seen in item.values())
+    held = sum(seen.pairs for p in found for seen in other.limits.get(p, {}).values())
+    print(
+        f"learned on {title} ({known.instructions} instructions): {len(found)} limits hold {held} of the {total} pairs "
+        f"of the rest; {len(bad)} contradicted {bad or ''}",
+        flush=True,
+    )
+    return len(bad)
+
+
+def learn(tasks: list[Task], jobs: int, seconds: float) -> tuple[dict[str, Learned], Counter[str], int]:
     """Counts by origin, sections refused by code, and how many of the files were read before the time was up."""
     begin = last = time.monotonic()
-    origins: dict[str, Counts] = defaultdict(Counts)
+    origins: dict[str, Learned] = defaultdict(lambda: (Counts(), Counts()))
     skipped: Counter[str] = Counter()
-    done = 0
+    done = instructions = 0
     for task, counts, refused in _spread(learn_file, tasks, jobs):
-        origins[task.origin].merge(counts)
+        for mine, found in zip(origins[task.origin], counts, strict=True):
+            mine.merge(found)
+            instructions += found.instructions
         skipped.update(refused)
         done += 1
         if time.monotonic() - last > PROGRESS:
             last = time.monotonic()
-            total = sum(item.instructions for item in origins.values())
             print(
-                f"[{last - begin:.0f} s] {done}/{len(tasks)} files, {total} instructions",
+                f"[{last - begin:.0f} s] {done}/{len(tasks)} files, {instructions} instructions",
                 file=sys.stderr,
                 flush=True,
             )
@@ -552,7 +567,7 @@ def main(arguments: list[str] | None = None) -> int:
                 print(error, file=sys.stderr)
                 return 2
         total = Counts()
-        for counts in origins.values():
+        for counts in chain.from_iterable(origins.values()):
             total.merge(counts)
         wrong += halves(origins) if options.halves else 0
         if options.out:
@@ -568,8 +583,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _spread(
-    work: Callable[[Task], tuple[Task, Counts, dict[str, int]]], tasks: list[Task], jobs: int
-) -> Iterator[tuple[Task, Counts, dict[str, int]]]:
+    work: Callable[[Task], tuple[Task, Learned, dict[str, int]]], tasks: list[Task], jobs: int
+) -> Iterator[tuple[Task, Learned, dict[str, int]]]:
     if jobs <= 1:
         yield from map(work, tasks)
         return
