@@ -83,6 +83,7 @@ class _Reader(RingReader):
         value = np.empty(warps * width, np.uint64) if self.any_value else None
         size = max(1, _BLOCK_SLOTS // width)
         scratch = np.empty((size, width), np.uint64)
+        self.buffers = [np.empty((size, width), np.uint32) for _ in range(3)]
         self.row_visits = -1
         self.row_sequence = np.zeros(width, np.int64)
         self.row_demand = np.zeros(width, np.uint64)
@@ -107,7 +108,7 @@ class _Reader(RingReader):
                 sequence[here], site[here] = numbers[mask], sites[mask]
                 np.copyto(words, block.view(np.uint64).reshape(*shape, -1)[:, :, 0])
                 times = words.view(np.int64)
-                self._block_times(block, mine, words, times)
+                self._block_times(block, mine, words, times, mask)
                 time[here] = times[mask]
             else:
                 mask = self._written(mine)
@@ -154,14 +155,17 @@ class _Reader(RingReader):
         if self.fmt.keep is not Keep.NEWEST:
             return None
         depth = self.fmt.depth
-        tag = np.ascontiguousarray(block["tag"]).reshape(len(block), depth, LANES)
+        tag, sequence, site = (
+            buffer[: len(block)].reshape(len(block), depth, LANES) for buffer in self.buffers
+        )
+        tag[...] = block["tag"].reshape(tag.shape)
         largest = tag.max(axis=1)
         last = largest >> np.uint32(self.fmt.sequence_shift)
         slot = np.repeat(np.arange(depth, dtype=np.uint32), LANES).reshape(depth, LANES)
-        sequence = np.subtract(last[:, None, :], slot)
+        np.subtract(last[:, None, :], slot, out=sequence)
         np.bitwise_and(sequence, np.uint32(depth - 1), out=sequence)
         np.subtract(last[:, None, :], sequence, out=sequence)
-        site = np.left_shift(sequence, np.uint32(self.fmt.sequence_shift))
+        np.left_shift(sequence, np.uint32(self.fmt.sequence_shift), out=site)
         np.bitwise_xor(site, tag, out=site)
         np.subtract(site, np.uint32(1), out=site)
         # An empty slot's site is no site: its tag's lower bits are 0. No lane can have more right records than this.
@@ -211,8 +215,10 @@ class _Reader(RingReader):
         warps: npt.NDArray[np.int64],
         words: npt.NDArray[np.uint64],
         out: npt.NDArray[np.int64],
+        mask: _Mask | None = None,
     ) -> None:
-        """Times of a block's records; ``words`` holds 32-bit ones in its lower halves and may be ``out`` itself."""
+        """Times of a block's records (``mask``: there are others, of no meaning); ``words`` holds 32-bit ones in its
+        lower halves and may be ``out`` itself."""
         if self.fmt.kind is RecordKind.LONG:
             out[...] = block["time"]
             return
@@ -221,8 +227,11 @@ class _Reader(RingReader):
         np.bitwise_and(words, np.uint64(_LOW), out=out.view(np.uint64))
         high = start & ~_LOW
         np.bitwise_or(out, high[0] if (high == high[0]).all() else high[:, None], out=out)
-        if (out.min(axis=1) < start).any():
-            out += (out < start[:, None]).astype(np.int64) << 32
+        behind = out < start[:, None]
+        if mask is not None:
+            behind &= mask
+        if behind.any():
+            out[behind] += 1 << 32
 
     def _written(self, warps: npt.NDArray[np.int64]) -> _Mask:
         """Slots that hold a record that counts, all of them checked; the last slot of "first" holds none."""
