@@ -203,8 +203,8 @@ def saved_registers_and_predicates_come_back() -> Facts:
 def _scarce() -> Iterator[None]:
     """Plans may not raise the count, and no predicate is idle: registers and predicates are saved."""
 
-    def only(attempt: Callable[[Any, Effort], Any], shapes: Sequence[Any]) -> Any:
-        return attempt(shapes[-1], Effort.SAVE)
+    def only(attempt: Callable[[Any, Effort], Any], recorders: Sequence[Any]) -> Any:
+        return recorders[-1], attempt(recorders[-1], Effort.SAVE)
 
     def named(self: Surroundings, file: str) -> frozenset[int]:
         return frozenset(range(7)) if file == "P" else kept[2](self, file)
