@@ -154,6 +154,25 @@ def test_matmul_has_loops_and_one_role() -> None:
     assert {"barrier 0", "barrier 1"} <= {site.label for site in automatic(kernel).sites}
 
 
+@pytest.mark.parametrize("name", ["hgmma_matmul", "triton_attention", "tilelang_matmul", "cute_matmul"])
+def test_both_ends_of_a_region_are_recorded_by_every_warp_that_comes_by(name: str) -> None:
+    """A loop's last trip does not take the branch that ends it, and what follows a wait may be guarded."""
+    (kernel,) = Cubin.from_file(Path(__file__).parents[1] / f"scopes/data/{name}.cubin").get_map_kernel_def().values()
+    places = automatic(kernel)
+    guarded = 0
+    for start, end, label in places.regions:
+        for number in (start, end):
+            site = places.sites[number]
+            guarded += kernel.texts[site.insert_index].startswith("@")
+            assert site.unconditional or not kernel.texts[site.insert_index].startswith("@"), (label, site)
+    assert guarded or name == "cute_matmul"
+    arrivals = [site for site in places.sites if str(site.label).startswith("mbarrier arrive")]
+    assert not any(site.unconditional for site in arrivals) and bool(arrivals) is (name == "hgmma_matmul")
+    if name == "hgmma_matmul":
+        end = next(end for _, end, label in places.regions if label == "MMA wait 0")
+        assert places.sites[end].insert_index in {site.insert_index for site in arrivals}
+
+
 def test_a_hopper_gemm_has_a_tma_producer_and_an_mma_consumer(corpus_sm90: list[Path]) -> None:
     (path,) = [path for path in corpus_sm90 if "xformers-07f3da197567" in path.name]
     kernels = Cubin.from_file(path).get_map_kernel_def()

@@ -64,6 +64,12 @@ def kind_of(opcode: str) -> str | None:
     return "MMA" if base in _MMA else None
 
 
+_WAITS = ("barrier", "mbarrier wait", "MMA wait", "cluster wait")
+_PASSED = frozenset({*_WAITS, "loop head", "loop end"})
+"""Places that bound something: every warp that comes by is recorded there, whatever the instruction's own guard says
+(the branch that ends a loop is not taken on the last trip)."""
+
+
 def roles_of(kernel: KernelDef) -> list[Role]:
     """The warp roles of a kernel, [] where all warps run the same code."""
     opcodes, graph = opcodes_of(kernel), graph_of(kernel)
@@ -166,7 +172,9 @@ def automatic(kernel: KernelDef) -> Places:
     for index, name in sorted(marks.items()):
         number = names[name] = names.get(name, -1) + 1
         site_at[index] = len(sites)
-        sites.append(SassTraceSite(index, warp_level=True, label=f"{name} {number}"))
+        sites.append(
+            SassTraceSite(index, warp_level=True, unconditional=name in _PASSED, label=f"{name} {number}")
+        )
     regions = []
     for head, back in loops:
         if head in site_at and back in site_at:
@@ -177,18 +185,19 @@ def automatic(kernel: KernelDef) -> Places:
             if owner:
                 owners[label] = owner
     for index, kind in marks.items():
-        if kind in ("barrier", "mbarrier wait", "MMA wait", "cluster wait") and index + 1 < len(opcodes):
+        if kind in _WAITS and index + 1 < len(opcodes):
             after = _after(kernel, graph, index, kind)
             if after is None:
                 continue
-            if after not in site_at and len(sites) + len(ends) < MOST_SITES:
-                site_at[after] = len(sites)
-                sites.append(
-                    SassTraceSite(after, warp_level=True, label=f"after {sites[site_at[index]].label}")
-                )
-            if after in site_at:
-                label = str(sites[site_at[index]].label)
-                regions.append((site_at[index], site_at[after], label))
+            label = str(sites[site_at[index]].label)
+            there = site_at.get(after)
+            if there is not None and kernel.texts[after].startswith("@") and not sites[there].unconditional:
+                there = None  # it counts only lanes for which the guard is true
+            if there is None and len(sites) + len(ends) < MOST_SITES:
+                there = site_at[after] = len(sites)
+                sites.append(SassTraceSite(after, warp_level=True, unconditional=True, label=f"after {label}"))
+            if there is not None:
+                regions.append((site_at[index], there, label))
                 owner = next((role.name for role in roles if index in role.body), None)
                 if owner:
                     owners[label] = owner
