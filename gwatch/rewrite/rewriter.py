@@ -23,7 +23,7 @@ from gwatch.rewrite.surroundings import Surroundings
 from gwatch.sass.abi import survivors
 from gwatch.sass.arch import occupancy
 from gwatch.sass.cfg import Words
-from gwatch.sass.control import control_fields
+from gwatch.sass.control import Control, control_fields
 from gwatch.sass.hazards import check_rewrite
 from gwatch.sass.integrity import Rewrite
 from gwatch.sass.isa import isa_for
@@ -386,11 +386,19 @@ class _Build:
         for run in runs:
             self._fill(body, run, start * self.isa.arch.instruction_size)
         self.edits = self._clear_reuse(body, words)
-        pad = np.repeat(words[-1:], self.padding, axis=0)
+        pad = np.repeat(self._filler(words), self.padding, axis=0)
         self.words: Words = np.concatenate([body, pad, words] if twin else [body, pad])
         self.place_maps = [self.layout.place_map]
         if twin:
             self.place_maps.append(np.arange(len(words), dtype=np.int64) + start)
+
+    def _filler(self, words: Words) -> Words:
+        """(1, 2) the word behind the code: the compiler's own NOP; where the code fills its last line, one as it writes
+        them."""
+        if self.around.view.facts(len(words) - 1).mnemonic == "NOP":
+            return words[-1:]
+        word = self.isa.encode("NOP", control=Control(stall=0, yield_flag=0))
+        return np.array([[word & (1 << 64) - 1, word >> 64]], np.uint64)
 
     def _fill(self, body: Words, run: Run, original: int) -> None:
         size = self.isa.arch.instruction_size
@@ -414,7 +422,19 @@ class _Build:
             if index >= 0 and control["reuse"][index] and control["yield_flag"][index]:
                 body[int(self.layout.place_map[index]), 1] &= ~(np.uint64(15) << REUSE_SHIFT)
                 edits.append(ReuseEdit(index, int(control["reuse"][index])))
+            if index >= 0 and ".reuse" in self.around.view.facts(index).text:
+                self._keeps_nothing(index, *body[int(self.layout.place_map[index])].tolist())
         return tuple(edits)
+
+    def _keeps_nothing(self, index: int, low: int, high: int) -> None:
+        """Sparse products mark the register of their metadata by a bit of the instruction itself."""
+        text = self.isa.decode(low | high << 64).text
+        if ".reuse" in text:
+            raise SiteError(
+                "site-reuse",
+                f"{self.kernel.name}: instruction {index} ({text}) keeps an operand for the one behind it",
+                f"choose a site before instruction {index}, or further behind it",
+            )
 
     def sites(self, insertions: list[Insertion], bound: Bound) -> tuple[PlacedSite, ...]:
         """Where each insertion went, in the order of the calls to insert()."""

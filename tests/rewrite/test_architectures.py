@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from gwatch.check import check_kernel
+from gwatch.check.against import check_against
 from gwatch.cuda.binary.cubin import Cubin
 from gwatch.cuda.binary.nvinfo import Attr, first
 from gwatch.rewrite.trace import SassTraceSite, plan_trace
@@ -46,3 +47,21 @@ def test_records_are_written_as_the_architecture_does_and_proved(corpus_all: lis
     # The prologue reads SR_CTAID.Z, which older architectures want declared.
     declared = first(after.attributes, Attr.CTAIDZ_USED) is not None
     assert declared or not cubin.arch.marks_ctaid_z
+
+
+@pytest.mark.parametrize("path", ["binary/data/holders_sm75.cubin", "scopes/data/markers_sm75.cubin"])
+def test_code_that_ends_without_a_nop_is_padded_with_nops(path: str) -> None:
+    """Compilers end code for sm_75 with its branch to itself where that fills the last 128 bytes."""
+    cubin = Cubin.from_file(Path(__file__).parents[1] / path)
+    kernel = next(item for item in cubin.get_map_kernel_def().values() if item.texts[-1].startswith("BRA"))
+    plan = plan_trace(cubin, kernel, [SassTraceSite(2)], clock="sm")
+    verify(cubin.data, plan.rewritten)
+    patched = Cubin.from_bytes(plan.data)
+    after = patched.get_kerneldef_by_name(kernel.name)
+    assert plan.rewritten.twin is not None
+    body = after.texts[: plan.rewritten.twin]
+    last = max(index for index, text in enumerate(body) if text != "NOP")
+    assert body[last] == f"BRA {16 * last:#x}" and last < len(body) - 1
+    check = check_kernel(patched, after)
+    check_against(cubin, patched, check)
+    assert check.findings == [] and not check.refused

@@ -17,6 +17,7 @@ from gwatch.rewrite.trace import SassTraceSite, plan_trace
 from gwatch.rewrite.verify import verify
 from gwatch.sass.abi import survivors
 from gwatch.sass.control import Control
+from gwatch.sass.isa import isa_for
 
 POINTERS = "jax_cuda13_plugin-bb4300356c24"
 LINALG = "jax_cuda13_plugin-9878d0d4aeac"
@@ -348,3 +349,22 @@ def test_occupancy_knows_the_kernel_s_static_shared_memory(corpus_sm90: list[Pat
     assert rewriter.surroundings.static_shared == 39096
     assert (result.registers_before, result.registers_after) == (40, 40)
     assert (result.threads_per_cta, result.occupancy_before, result.occupancy_after) == (128, 5, 5)
+
+
+def test_a_site_behind_an_operand_kept_by_the_instruction_itself_is_refused() -> None:
+    """Sparse products mark the register of their metadata by a bit of the opcode, which is no control bit."""
+    cubin = Cubin.from_file(Path(__file__).parents[1] / "scopes/data/markers_sm80.cubin")
+    kernel = next(iter(cubin.get_map_kernel_def().values()))
+    index = next(
+        at for at, text in enumerate(kernel.texts) if at > 8 and text.startswith(("IADD3 ", "IMAD ", "MOV "))
+    )
+    sparse = isa_for("sm_80").encode("HMMA.SP.16832.F32.BF16 R4, R0, R0, R4, R2.reuse, 0x1")
+    data = bytearray(cubin.data)
+    at = kernel.section.offset + 16 * index
+    data[at : at + 16] = sparse.to_bytes(16, "little")
+    rewriter = Rewriter(Cubin.from_bytes(bytes(data)), kernel.name)
+    rewriter.insert(index + 1, MARK, {"number": 1})
+    with pytest.raises(
+        SiteError, match=rf"^\[site-reuse\] .*: instruction {index} \(HMMA.SP.*R2.reuse, 0x1\)"
+    ):
+        rewriter.apply()
