@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from gwatch.errors import RegisterPressureError
+from gwatch.errors import RegisterPressureError, SiteError
 from gwatch.rewrite.homes import Housing, Move, Points, bits, covered
 from gwatch.rewrite.registers import SPARE, RegisterFile, check_launchable
 from gwatch.sass.arch import allocated_registers, free_ceiling
@@ -612,8 +612,8 @@ class _Attempt:
                     placement.names[group.name] = registers
                     continue
                 if len(group.kept) == group.width == 1 and group.name not in self.parked:
-                    placement.names[group.name] = [self.housing.at(group.name, wish.index)]
-                    home = placement.names[group.name][0]
+                    home = self._home(group.name, wish.index)
+                    placement.names[group.name] = [home]
                     placement.ways[group.name] = "above the count" if self.spare >> home & 1 else "home"
                     continue
                 registers = placement.names[group.name]
@@ -626,9 +626,19 @@ class _Attempt:
                         )
                         placement.ways[group.name] = "parked"
                         continue
-                    home = self.housing.at(value, wish.index)
+                    home = self._home(value, wish.index)
                     if home != registers[element]:
                         placement.copies.append(Copy(value, home, registers[element]))
+
+    def _home(self, value: str, index: int) -> int:
+        home = self.housing.at(value, index)
+        if home < 0:
+            raise SiteError(
+                "site-unreachable",
+                f"{self.points.around.kernel.name}: no path from the entry leads to instruction {index}",
+                "choose an instruction that can run",
+            )
+        return home
 
 
 def _mask(start: int, width: int) -> int:

@@ -96,15 +96,14 @@ class Surroundings:
 
     @cached_property
     def padding(self) -> int:
-        """Index of the first instruction of the padding: the branch to itself and the NOPs at the section's
-        end.
+        """Index of the first instruction of the padding: the branch to itself and the NOPs (none where the code fills
+        its last line) at the section's end.
         """
-        count = len(self.view)
-        if self.view.facts(count - 1).mnemonic != "NOP":
-            return count
-        keys = opcode_keys(self.kernel.words)
-        other = np.flatnonzero(keys != keys[-1])
-        first = int(other[-1]) + 1 if len(other) else 0
+        first = len(self.view)
+        if self.view.facts(first - 1).mnemonic == "NOP":
+            keys = opcode_keys(self.kernel.words)
+            other = np.flatnonzero(keys != keys[-1])
+            first = int(other[-1]) + 1 if len(other) else 0
         flow = self.cfg.flow
         if first and flow.kind[first - 1] == Flow.BRANCH and flow.target[first - 1] == first - 1:
             first -= 1

@@ -10,6 +10,7 @@ from gwatch.check import check_kernel
 from gwatch.check.against import check_against
 from gwatch.cuda.binary.cubin import Cubin
 from gwatch.cuda.binary.nvinfo import Attr, first
+from gwatch.errors import SiteError
 from gwatch.rewrite.trace import SassTraceSite, plan_trace
 from gwatch.rewrite.verify import verify
 
@@ -62,6 +63,8 @@ def test_code_that_ends_without_a_nop_is_padded_with_nops(path: str) -> None:
     body = after.texts[: plan.rewritten.twin]
     last = max(index for index, text in enumerate(body) if text != "NOP")
     assert body[last] == f"BRA {16 * last:#x}" and last < len(body) - 1
+    with pytest.raises(SiteError, match=r"^\[site-padding\]"):
+        plan_trace(cubin, kernel, [SassTraceSite(len(kernel.texts) - 1)], clock="sm")
     check = check_kernel(patched, after)
     check_against(cubin, patched, check)
     assert check.findings == [] and not check.refused

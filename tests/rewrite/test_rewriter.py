@@ -368,3 +368,16 @@ def test_a_site_behind_an_operand_kept_by_the_instruction_itself_is_refused() ->
         SiteError, match=rf"^\[site-reuse\] .*: instruction {index} \(HMMA.SP.*R2.reuse, 0x1\)"
     ):
         rewriter.apply()
+
+
+def test_a_site_that_no_path_leads_to_is_refused() -> None:
+    cubin = Cubin.from_file(Path(__file__).parents[2] / "examples/cuda/trace/matmul_sm90.cubin")
+    kernel = cubin.get_kerneldef_by_name("matmul")
+    start = kernel.section.offset
+    leave = start + 16 * next(at for at, text in enumerate(kernel.texts) if text == "EXIT")
+    data = bytearray(cubin.data)
+    data[start + 16 * 9 : start + 16 * 10] = data[leave : leave + 16]
+    changed = Cubin.from_bytes(bytes(data))
+    assert plan_trace(changed, "matmul", [SassTraceSite(8)]).rewritten.sites
+    with pytest.raises(SiteError, match=r"^\[site-unreachable\] matmul: .* leads to instruction 12; choose"):
+        plan_trace(changed, "matmul", [SassTraceSite(12)])
