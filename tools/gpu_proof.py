@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.util
 import io
+import itertools
 import json
 import os
 import re
@@ -63,9 +65,12 @@ def _checks(modules: str, limit: float, alone: bool = False) -> Step:
 
 
 def _tests(name: str, limit: float, *options: str, alone: bool = False) -> Step:
-    label = "-".join([f"tests-{name}", *(o for o in options if not o.startswith("-"))]).replace(" ", "_")
+    chosen = (after for before, after in itertools.pairwise(options) if before == "-k")
+    label = "-".join([f"tests-{name}", *chosen]).replace(" ", "_")
     return Step(label, ("-m", "pytest", "-q", "-rfs", *options, f"tests/gpu/test_{name}.py"), limit, alone)
 
+
+_SIDE_BY_SIDE = ("-n", "6") if importlib.util.find_spec("xdist") else ()
 
 STEPS = (
     _checks("matmul,values", 240),
@@ -77,7 +82,7 @@ STEPS = (
     _tests("launcher", 120),
     _tests("scopes", 150),
     _tests("trace_command", 240),
-    _tests("trace_programs", 400, "-k", "not soak and not two_ranks"),
+    _tests("trace_programs", 400, "-k", "not soak", *_SIDE_BY_SIDE),
     Step("torture", ("tools/torture.py", "--gpu", "--seconds", "150", "--sites", "2500", "--seed", "1", "--json"), 240),
     Step("torture-frameworks", ("tools/torture.py", "--frameworks", "--seconds", "60", "--seed", "2", "--json"), 150),
     Step("torture-sanitize", ("tools/torture.py", "--sanitize", "--seconds", "60", "--seed", "3", "--json"), 200),

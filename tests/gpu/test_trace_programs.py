@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -88,8 +89,10 @@ def test_a_packaged_model(program: Any, tmp_path: Path) -> None:
     made = program("runner.py", "make", package)
     assert made.code == 0, made.err[-2000:]
     plain = program("runner.py", "run", package)
+    if plain.code == -signal.SIGSEGV:
+        pytest.skip("PyTorch's own loader of packages crashes here, without gwatch")
     listed = program("runner.py", "run", package, trace=["--list"])
-    assert listed.digests == plain.digests and "triton_" in listed.out, listed.err
+    assert plain.code == 0 and listed.digests == plain.digests and "triton_" in listed.out, listed.err
     traced = program("runner.py", "run", package, trace=["--kernel", "triton_", "--all-kernels", "--verify"])
     assert traced.code == 0 and traced.digests == plain.digests, traced.err
     assert traced.runs() and all(run.evidence["outputs"] == "identical" for run in traced.runs())
