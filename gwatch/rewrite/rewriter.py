@@ -25,7 +25,7 @@ from gwatch.sass.arch import occupancy
 from gwatch.sass.cfg import Words
 from gwatch.sass.control import Control, control_fields
 from gwatch.sass.hazards import check_rewrite
-from gwatch.sass.integrity import Rewrite
+from gwatch.sass.integrity import Rewrite, keeper
 from gwatch.sass.isa import isa_for
 from gwatch.sass.latency import latency_for
 from gwatch.sass.motion import place_words, plan_layout
@@ -416,13 +416,15 @@ class _Build:
     def _clear_reuse(self, body: Words, words: Words) -> tuple[ReuseEdit, ...]:
         edits = []
         control = control_fields(words)
-        for run in self.runs:
-            index = run.index - 1
+        reads = self.around.view.masks("R").reads
+        for index in sorted({keeper(reads, run.index) for run in self.runs}):
+            if index < 0:
+                continue
             # With bit 109 at 0 the reuse bits mean something else.
-            if index >= 0 and control["reuse"][index] and control["yield_flag"][index]:
+            if control["reuse"][index] and control["yield_flag"][index]:
                 body[int(self.layout.place_map[index]), 1] &= ~(np.uint64(15) << REUSE_SHIFT)
                 edits.append(ReuseEdit(index, int(control["reuse"][index])))
-            if index >= 0 and ".reuse" in self.around.view.facts(index).text:
+            if ".reuse" in self.around.view.facts(index).text:
                 self._keeps_nothing(index, *body[int(self.layout.place_map[index])].tolist())
         return tuple(edits)
 

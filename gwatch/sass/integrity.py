@@ -6,7 +6,7 @@ copy must be what they claim to be; and the registers given to inserted code mus
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -27,6 +27,16 @@ _YIELD_HIGH = np.uint64(1 << (109 - 64))
 _IMMEDIATE_LOW = np.uint64(0xFFFFFFFF << 32)
 _CONTROL_HIGH = np.uint64(CONTROL_MASK >> 64)
 _REUSE_BITS = 15 << 122
+
+
+def keeper(reads: Sequence[int], index: int) -> int:
+    """The instruction whose kept operands the next one from ``index`` on that reads general registers would get: the
+    last before ``index`` that reads any itself (``reads``: a mask of them per instruction); -1 for none.
+    """
+    before = index - 1
+    while before >= 0 and not reads[before]:
+        before -= 1
+    return before
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,9 +164,11 @@ class OriginalsChecker:
         old, new = self.old.view.words, self.view.words[self.place]
         differs = old ^ new
         followed = np.zeros(len(old), bool)
-        behind = self.place + 1
-        inside = behind < self.old.count
-        followed[inside] = self.inserted[behind[inside]]
+        reads = self.old.view.masks("R").reads
+        for index in np.flatnonzero(self.inserted[self.place - 1]).tolist():
+            before = keeper(reads, index)
+            if before >= 0:
+                followed[before] = True
         self._reuse(old, new, differs, followed)
         relative = set(self.old.cfg.flow.relative().tolist())
         for index in np.flatnonzero((differs != 0).any(axis=1)).tolist():

@@ -17,6 +17,7 @@ from gwatch.rewrite.trace import SassTraceSite, plan_trace
 from gwatch.rewrite.verify import verify
 from gwatch.sass.abi import survivors
 from gwatch.sass.control import Control
+from gwatch.sass.integrity import keeper
 from gwatch.sass.isa import isa_for
 
 POINTERS = "jax_cuda13_plugin-bb4300356c24"
@@ -381,3 +382,16 @@ def test_a_site_that_no_path_leads_to_is_refused() -> None:
     assert plan_trace(changed, "matmul", [SassTraceSite(8)]).rewritten.sites
     with pytest.raises(SiteError, match=r"^\[site-unreachable\] matmul: .* leads to instruction 12; choose"):
         plan_trace(changed, "matmul", [SassTraceSite(12)])
+
+
+def test_operands_kept_across_instructions_that_read_none_are_not_kept_across_an_insertion() -> None:
+    cubin = Cubin.from_file(Path(__file__).resolve().parents[1] / "binary/data/holders_sm90.cubin")
+    (name,) = (name for name in cubin.get_map_kernel_def() if "halves" in name)
+    rewriter = Rewriter(cubin, name)
+    texts = rewriter.kernel.texts[12:15]
+    assert [text.split()[0] for text in texts] == ["LOP3.LUT", "BAR.SYNC.DEFER_BLOCKING", "LOP3.LUT"]
+    rewriter.insert(14, Snippet("IMAD.MOV.U32 %r0, RZ, RZ, 0x7"))
+    result = rewriter.apply()
+    assert [edit.index for edit in result.edits] == [12]
+    verify(cubin.data, result)
+    assert keeper([1, 0, 6, 0, 0], 5) == 2 and keeper([1, 0, 6, 0, 0], 2) == 0 and keeper([0, 1], 1) == -1
