@@ -452,29 +452,42 @@ def taken_over(rows: dict[str, Row], old: dict[str, Row], least: dict[str, int])
     """``rows`` and what only ``old`` knows.
 
     Of a pair in both the smaller distances are kept, since either was seen in code that is right, and as seen counts
-    the larger number: both may have seen the same code. A limit of ``old`` is kept where no pair at hand undercuts it
-    (``least``: the smallest distance of each).
+    the larger number: both may have seen the same code. A limit of either is kept where no pair undercuts it, of those
+    at hand (``least``: the smallest distance of each) or of those taken over.
     """
     found = dict(rows)
     for name, row in old.items():
-        kind = name.split()[0]
-        mine = rows.get(name)
-        if kind == "limit":
-            if (mine is None and least.get(name, row[0]) >= row[0]) or (
-                mine is not None and row[0] < mine[0]
-            ):
-                found[name] = row
-        elif kind in ("pair", "overwrite"):
-            if mine is None:
-                found[name] = row
-                continue
+        kind, mine = name.split()[0], rows.get(name)
+        if kind == "signal":
+            continue
+        if mine is None:
+            found[name] = row
+        elif kind == "limit":
+            more = (
+                row[1:] if row[0] < mine[0] else mine[1:] if row[0] > mine[0] else map(max, row[1:], mine[1:])
+            )
+            found[name] = min(row[0], mine[0]), *more
+        else:
             sure = [item[1] for item in (mine, row) if item[2] >= TRUST]
             found[name] = (
                 min(mine[0], row[0]),
                 min(sure) if sure else max(mine[1], row[1]),
                 max(mine[2], row[2]),
             )
-    return found
+    seen = dict(least)
+    for name, row in found.items():
+        words = name.split()
+        if words[0] == "pair":
+            producer, file, consumer, role = words[1:]
+            # Pairs are about the later half of a wide product.
+            unit = producer_unit(producer, 1 if producer in WIDE else 0)
+            limit = f"limit {unit} {file} {consumer if consumer == ANY else unit_class(consumer)} {role}"
+            seen[limit] = min(row[0], seen.get(limit, row[0]))
+    return {
+        name: row
+        for name, row in found.items()
+        if not name.startswith("limit ") or seen.get(name, row[0]) >= row[0]
+    }
 
 
 def halves(origins: dict[str, Learned]) -> int:
