@@ -38,6 +38,7 @@ from isa_learning.corpus import WORDS, text_sections  # noqa: E402
 
 from gwatch.cuda.binary.cubin import Cubin  # noqa: E402
 from gwatch.cuda.binary.fatbin import iter_fatbin_images  # noqa: E402
+from gwatch.cuda.closed import closed_symbol  # noqa: E402
 from gwatch.errors import GWatchError  # noqa: E402
 from gwatch.sass.arch import arch_by_name  # noqa: E402
 from gwatch.sass.control import CONTROL_MASK  # noqa: E402
@@ -52,7 +53,8 @@ UNKNOWN_PER_KEY = 150
 _CLOSED = re.compile(rb"cublas|cudnn|cufft|cusparse|cusolver|cutensor|nvjpeg|nvshmem|libnpp")
 _CLOSED_KERNELS = re.compile(rb"(?:maxwell|volta|turing|ampere|hopper)_[a-z0-9_]{0,12}(?:gemm|cudnn)|sm\d+_xmma|"
                              rb"_Z\d+(?:cusolver|cublas)|_ZN\d+(?:cudnn|cusparse|cublas|cusolver)")
-"""Names of members, and of kernels in libraries that link closed ones statically: those are not read."""
+"""Names of members, and of kernels in libraries that link closed ones statically: those are not read at all. Of all
+others every kernel is left out that gwatch would refuse as a closed library's (``gwatch.cuda.closed``)."""
 _M64 = (1 << 64) - 1
 _OPERANDS = (1 << 105) - 1 & ~(15 << GUARD_SHIFT)
 Halves = npt.NDArray[np.uint64]
@@ -192,7 +194,7 @@ def sections(wheel: Path) -> Iterator[tuple[str, Halves]]:
                     isa_for(target)
                 except GWatchError:
                     continue
-                words = text_sections(image)
+                words = text_sections(image, closed_symbol)
                 if len(words):
                     yield target, words
 

@@ -11,7 +11,9 @@ tools, corpus and options give the same file. See isa/README.md.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
+import resource
 import sys
 import time
 from collections import defaultdict
@@ -28,6 +30,7 @@ from isa_learning.corpus import WORDS, corpus_words, cubins, listed_words  # noq
 from isa_learning.family import Family, Options  # noqa: E402
 from isa_learning.probe import Prober  # noqa: E402
 from isa_learning.sources import (  # noqa: E402
+    constant_kernels,
     last_kernels,
     late_kernels,
     own_inputs,
@@ -82,9 +85,11 @@ def main() -> int:
     options = parser.parse_args()
     arch = arch_by_name(options.arch)
     started = time.monotonic()
+    gc.disable()  # millions of samples, hardly a cycle among them: looking for some takes a tenth of the time
 
     def log(message: str) -> None:
-        print(f"{time.monotonic() - started:6.1f} s  {message}", flush=True)
+        used = sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+        print(f"{time.monotonic() - started:6.1f} s, {used:6.1f} s of CPU  {message}", flush=True)
 
     corpora = options.corpus or [ROOT / ".corpus"]
     probers = family_of(arch, options.targets, options.cache)
@@ -100,7 +105,7 @@ def main() -> int:
     own: set[int] = set()
     of_own: dict[str, set[int]] = defaultdict(set)
     if not options.no_own_sources:
-        groups = (own_kernels(statements()), late_kernels(), last_kernels())
+        groups = (own_kernels(statements()), late_kernels(), last_kernels(), constant_kernels())
         for name, kernels in product([arch.name, *options.own], groups):
             made = words_once(own_inputs(name, kernels), partial(own_words, name, kernels)) \
                 if options.cache else own_words(name, kernels)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -32,13 +32,20 @@ def text_array(path: Path) -> npt.NDArray[np.uint64]:
     return text_sections(path.read_bytes())
 
 
-def text_sections(data: bytes) -> npt.NDArray[np.uint64]:
-    """The same of a cubin's bytes. The section table is read in one go: a batch of small kernels has hundreds."""
+def text_sections(data: bytes, leave: Callable[[str], bool] | None = None) -> npt.NDArray[np.uint64]:
+    """The same of a cubin's bytes, without the kernels and functions whose mangled names ``leave`` says yes to.
+
+    The section table is read in one go: a batch of small kernels has hundreds.
+    """
     start, (count, names) = struct.unpack_from("<Q", data, 0x28)[0], struct.unpack_from("<HH", data, 0x3C)
     table = np.frombuffer(data, _SECTION, count, start)
     first = int(table[names]["offset"])
-    parts = [np.frombuffer(data, "<u8", int(row["size"]) // 16 * 2, int(row["offset"])).reshape(-1, 2)
-             for row in table if data.startswith(b".text", first + int(row["name"]))]
+    parts = []
+    for row in table:
+        name = first + int(row["name"])
+        if data.startswith(b".text", name) and not (
+                leave is not None and leave(data[name + len(".text."):data.index(0, name)].decode("latin-1"))):
+            parts.append(np.frombuffer(data, "<u8", int(row["size"]) // 16 * 2, int(row["offset"])).reshape(-1, 2))
     return np.concatenate(parts) if parts else np.zeros((0, 2), dtype=np.uint64)
 
 

@@ -15,6 +15,8 @@ from isa_learning.learn import Learner, Log, probing_word
 from isa_learning.probe import HIDDEN_BANK, Prober
 from isa_learning.ranges import Holder
 
+from gwatch.errors import GWatchError
+from gwatch.sass.isa.lex import cut
 from gwatch.sass.isa.model import Choice, Key, key_of
 from gwatch.sass.isa.tree import UNKNOWN
 
@@ -58,7 +60,8 @@ class Family:
               facts: dict[int, ControlFacts]) -> None:
         """Add a target: compiler words of the whole family and those of this target, control facts.
 
-        Keys that are different on a later target are learned from that target's words alone.
+        Keys that are different on a later target are learned from that target's words, and from those of the others
+        that say the same there in a shape which that target's lack.
         """
         words = sorted(set(real))
         plain = sorted({probing_word(w) for w in words})
@@ -87,7 +90,7 @@ class Family:
         if wanted is not None and not wanted:
             return
         if wanted is not None:
-            words = sorted(set(native))
+            words = self.native_words(prober, set(native), words, wanted)
             learner.only = frozenset(wanted)
         learner.feed_real(words)
         if wanted is not None:
@@ -116,6 +119,17 @@ class Family:
             samples += pool[::max(1, len(pool) // CHECKS_PER_KEY)][:CHECKS_PER_KEY]
             self.checks[key] = sorted({*self.checks[key], *map(probing_word, samples)})
         self.reports[prober.arch] = learner.report()
+
+    def native_words(self, prober: Prober, native: set[int], words: Sequence[int], wanted: set[int]) -> list[int]:
+        """The target's own compiler words, and of the family's others of the keys ``wanted`` those to lend."""
+        first = self.homes[0].prober
+        lent = [w for w in words if w not in native and key_of(w) in wanted]
+        own = [w for w in native if key_of(w) in wanted]
+        plain = sorted({probing_word(w) for w in (*lent, *own)})
+        here, there = (dict(zip(plain, p.texts(plain), strict=True)) for p in (prober, first))
+        met = {_shape(here[probing_word(w)]) for w in own}
+        return sorted(native | {w for w in lent if (text := here[probing_word(w)]) is not None
+                                and text == there[probing_word(w)] and _shape(text) not in met})
 
     def _differing(self, prober: Prober, words: Sequence[int]) -> set[int]:
         """Finds for each key the home where every word has the same text; returns the keys that have none."""
@@ -153,6 +167,17 @@ class Family:
                 model.targets = () if targets == set(self.targets) else tuple(t for t in self.targets if t in targets)
                 out.append(model)
         return out
+
+
+def _shape(text: str | None) -> tuple[object, ...] | None:
+    """What a text says besides its numbers."""
+    if text is None:
+        return None
+    try:
+        parts = cut(text)
+    except GWatchError:
+        return None
+    return parts.opcode, parts.skeleton, parts.attachments
 
 
 def holder(prober: Prober) -> Holder:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -33,11 +34,13 @@ def bit_matrix(words: Sequence[int]) -> Bits:
     return np.unpackbits(raw, axis=1, bitorder="little")
 
 
-def printed_reuse(parts: Cut) -> Cut:
-    """``parts`` of a probed word, whose control word marks no reuse: ``.reuse`` is then the word's own attachment.
+@lru_cache(maxsize=1 << 20)
+def cut_probed(text: str) -> Cut:
+    """The text of a probed word, whose control word marks no reuse: ``.reuse`` is then the word's own attachment.
 
-    Sparse matrix products mark their metadata register so by a bit of the instruction.
+    Sparse matrix products mark their metadata register so by a bit of the instruction. Many words share a text.
     """
+    parts = cut(text)
     return attach_reuse(parts, parts.reuse) if parts.reuse else parts
 
 
@@ -64,7 +67,7 @@ class Samples:
         if text is None:
             self.invalid.add(word)
             return
-        parts = printed_reuse(cut(text))
+        parts = cut_probed(text)
         self.index[word] = len(self.words)
         self.words.append(word)
         self.cuts.append(parts)
@@ -327,6 +330,10 @@ class Fitter:
                     continue
                 # A bit that changes the number in another way than by one place is a selector, not part of the field.
                 local = {b: d for b, d in local.items() if d == 0 or _places(d)}
+                # Of two bits that extend a sign the lower is the field's; the other one says whether it has a sign.
+                signs = sorted((b for b, d in local.items() if d & d - 1), key=lambda b: (local[b] & -local[b], b))
+                for bit in signs[1:]:
+                    del local[bit]
                 if _field(name, {b: d for b, d in local.items() if d}, 0) is not None:
                     const = here
                     for bit, change in local.items():
@@ -422,7 +429,14 @@ class Fitter:
             guess ^= np.where(rows[:, bit] == 1, np.uint64(moved), np.uint64(0))
         rest = reading.numbers[index] ^ guess
         if rest.min() != rest.max():
-            return None
+            # A bit that no pair flips alone: the places beside it say what it moves, and all samples whether it does.
+            for bit in sorted(self.varying(index) - weight.keys()):
+                below, above = weight.get(bit - 1, 0), weight.get(bit + 1, 0)
+                if below and below & below - 1 == 0 and above & -above == below << 2:
+                    weight[bit] = below << 1
+                    rest ^= np.where(rows[:, bit] == 1, np.uint64(below << 1), np.uint64(0))
+            if rest.min() != rest.max():
+                return None
         return _field(reading.kind, weight, int(rest[0]))
 
 

@@ -83,7 +83,7 @@ class Learner:
             if len(state.samples.words) > known:
                 fresh += 1
                 # A model that already says the right thing about the newcomer need not be fitted again.
-                if state.model is None or state.model.body(word, self.zero) != text:
+                if not state.stale and (state.model is None or state.model.body(word, self.zero) != text):
                     state.stale = True
         return fresh
 
@@ -289,6 +289,7 @@ class Learner:
                 rng = random.Random(self.rounds << 16 | key)  # what one key learns must not change another's guesses
                 words |= set(self._mutations(state, per_key if state.samples.real else per_key // 3, rng))
                 words |= set(self._enumerations(state, enumerate_bits, rng))
+                words |= _negations(state)
         todo = sorted(w for w in words if w not in self.prober.cache)
         checked = wrong = unknown = 0
         again: list[int] = []
@@ -465,6 +466,34 @@ class Learner:
                 state.model.relative = min(telling) if telling else None
             elif with_target:
                 state.model.relative = ""
+
+
+def _negations(state: State, per_form: int = 2) -> set[int]:
+    """Predicates with the bit that negates them, in some words of every form: PT may be left out where !PT is shown."""
+    model, samples = state.model, state.samples
+    assert model is not None
+    words: set[int] = set()
+    left: Counter[int] = Counter()
+    for word in sorted(samples.index, key=lambda w: (w not in samples.real, w)):
+        label = tree.lookup(model.select, word)
+        if label < 0 or left[label] >= per_form:
+            continue
+        left[label] += 1
+        for value in model.forms[label].values:
+            place = value.field_of(word)
+            if place is not None and place.kind in "PQ" and len(place.runs) == 1:
+                words |= corner_predicates(word, *place.runs[0][:2])
+    return words
+
+
+def corner_predicates(word: int, low: int, width: int) -> set[int]:
+    """``word`` with the first and the last predicate in the field, the bit behind it clear and set."""
+    negate = low + width
+    if negate not in PROBED_BITS:
+        return set()
+    mask = (1 << width) - 1
+    rest = word & ~(mask << low | 1 << negate)
+    return {rest | number << low | bit << negate for number in (0, mask) for bit in (0, 1)}
 
 
 def note_reuse(models: Iterable[Key], prober: Prober) -> None:

@@ -1057,6 +1057,107 @@ def last_kernels() -> list[str]:
     return kernels
 
 
+# The same statements with operands that are constants, every second one: ptxas folds few of them.
+_CONSTANT = {"%r2": "mov.u32 {},0x12345;", "%r3": "mov.u32 {},0x3C00BC00;", "%r4": "mov.u32 {},-64;", "%r5": "mov.u32 {},9;",
+             "%f0": "mov.f32 {},0f3FC00000;", "%f1": "mov.f32 {},0fC0200000;", "%f2": "mov.f32 {},0f3DCCCCCD;",
+             "%d0": "mov.f64 {},0d3FF8000000000000;", "%d1": "mov.f64 {},0dC004000000000000;",
+             "%d2": "mov.f64 {},0d3FB999999999999A;", "%l2": "mov.u64 {},0x1234;", "%l3": "mov.u64 {},-5;",
+             "%h0": "mov.u16 {},0x3E00;", "%h1": "mov.u16 {},0xC100;", "%h2": "mov.u16 {},0x3C00;"}
+
+
+def constant_kernels() -> list[str]:
+    """Scalar statements whose operands are constants, comparisons of halves, and descriptors that are sums."""
+    kernels: list[str] = []
+    scalar = itertools.chain(_integer(), _floating(), _half(), _convert(), _warp(), _more_scalar(), _half_comparisons())
+    for body, outputs in dict.fromkeys(scalar):
+        whole = _kernel(f"k{len(kernels)}", body, outputs)
+        for names in (_ODD, _EVEN):
+            kernel = whole
+            for name in names:
+                if re.search(rf"{name}(?!\d)", body):
+                    kernel = re.sub(rf"ld\.global\.\w+ {name},\[%l0[^]]*\];", _CONSTANT[name].format(name), kernel, count=1)
+            if kernel != whole:
+                kernels.append(kernel.replace(whole.split("(")[0], f".visible .entry k{len(kernels)}", 1))
+    for body, outputs in itertools.chain(_half_comparisons(), _descriptor_chains(), _uniform_memory(), _missed()):
+        kernels.append(_kernel(f"k{len(kernels)}", body, outputs))
+    return kernels
+
+
+_HALVES = {"f16": ("%h0", "%h1"), "bf16": ("%h0", "%h1"), "f16x2": ("%r2", "%r3"), "bf16x2": ("%r2", "%r3")}
+_COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge", "equ", "neu", "ltu", "leu", "gtu", "geu", "num", "nan")
+
+
+def _half_comparisons() -> Iterator[tuple[str, tuple[str, ...]]]:
+    for (kind, (a, b)), cmp, combine, ftz in itertools.product(_HALVES.items(), _COMPARISONS, ("", ".and", ".or"), ("", ".ftz")):
+        tail = ",!%p0" if combine else ""
+        pair = "%p2|%p3" if "x2" in kind else "%p2"
+        yield f"setp.{cmp}{combine}{ftz}.{kind} {pair},{a},{b}{tail};", ("%p2",)
+        for to, out in ((kind, "%r10" if "x2" in kind else "%h10"), ("u32", "%r10")):
+            yield f"set.{cmp}{combine}{ftz}.{to}.{kind} {out},{a},{b}{tail};", (out,)
+
+
+def _descriptor_chains() -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Warpgroup products in all sizes, one after the other, their descriptors an offset apart."""
+    kinds = [("f16", "f16", "f16", 16, ",1,1,0,0"), ("f32", "f16", "f16", 16, ",1,1,0,0"), ("f32", "bf16", "bf16", 16, ",1,1,0,0"),
+             ("f32", "tf32", "tf32", 8, ",1,1"), *(("f32", a, b, 32, ",1,1") for a in ("e4m3", "e5m2") for b in ("e4m3", "e5m2")),
+             ("f16", "e4m3", "e4m3", 32, ",1,1"), *(("s32", a, b, 32, "") for a in ("s8", "u8") for b in ("s8", "u8"))]
+    bases = ("ld.param.u64 %l5,[p+24];", "mov.u32 %r30,%ctaid.x; cvt.u64.u32 %l5,%r30;")
+    for (acc, a, b, k, tail), n in itertools.product(kinds, range(8, 257, 8)):
+        if acc == "s32" and n > 32 and n % 16:
+            continue
+        name = "f" if acc == "f32" else "b"
+        count = n // 4 if acc == "f16" else n // 2
+        d = "{" + ",".join(f"%x{i}" for i in range(count)) + "}"
+        setup = (f".reg .{name}32 %x<{count}>; {bases[n // 8 % 2]} add.s64 %l6,%l5,2; add.s64 %l7,%l5,0x602; "
+                 "setp.eq.u32 %p4,0,0; setp.ne.u32 %p5,0,0; ")
+        product = f"wgmma.mma_async.sync.aligned.m64n{n}k{k}.{acc}.{a}.{b} {d}"
+        end = f"wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0; st.global.{name}32 [%l1],%x{count - 1};"
+        short = tail[:-2] if k == 16 else tail
+        for left in ("%l5", "{%r2,%r3,%r4,%r5}"):
+            rest = tail if left[0] == "%" else short
+            first = "%p5" if n % 16 else "%p4"
+            yield (f"{setup}wgmma.fence.sync.aligned; {product},{left},%l7,{first}{rest}; "
+                   f"{product},{left.replace('l5', 'l6')},%l6,%p4{rest}; {product},{left.replace('l5', 'l7')},%l5,%p0{rest}; "
+                   f"{product},{left.replace('l5', 'l6')},%l7,%p4{rest}; {end}"), ()
+
+
+def _uniform_memory() -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Reductions and stores whose address and value are uniform; reductions over multicast addresses by vectors."""
+    values = ("ld.param.u32 %r20,[p+24]; ld.param.u64 %l6,[p+32];", "mov.u32 %r20,1; mov.u64 %l6,1;",
+              "mov.u32 %r20,%ctaid.x; cvt.u64.u32 %l6,%r20;")
+    kinds = ("add.u32", "add.s32", "add.u64", "inc.u32", "dec.u32", "or.b32", "and.b32", "xor.b32", "max.u32", "max.s32", "min.u32",
+             "min.s32", "max.u64", "max.s64", "or.b64", "add.f32")
+    for value, kind, offset in itertools.product(values, kinds, ("", "+16")):
+        source = "%l6" if "64" in kind else "%f20" if "f32" in kind else "%r20"
+        more = "mov.b32 %f20,%r20;" if "f32" in kind else ""
+        for order in ("red", "red.relaxed.gpu", "red.release.sys", "red.async.relaxed.gpu", "red.async.release.gpu",
+                      "red.async.release.sys", "red.async.mmio.release.sys"):
+            yield f"{value} {more} {order}.global.{kind} [%l0{offset}],{source};", ()
+    for value, kind, offset in itertools.product(values, ("b32", "b64", "u32", "s64", "b8", "b16"), ("", "+16")):
+        source = "%l6" if "64" in kind else "%h10" if kind in ("b8", "b16") else "%r20"
+        more = "cvt.u16.u32 %h10,%r20;" if kind in ("b8", "b16") else ""
+        for order in ("st.async.relaxed.gpu", "st.async.release.gpu", "st.async.release.sys", "st.async.mmio.release.sys"):
+            yield f"{value} {more} {order}.global.{kind} [%l0{offset}],{source};", ()
+    for kind, name in (("f16x2", "r"), ("bf16x2", "r"), ("f32", "f"), ("f16", "h"), ("bf16", "h"), ("e4m3x4", "r"), ("e5m2x4", "r")):
+        for op, more, count in itertools.product(("add", "min", "max"), ("", ".acc::f32", ".acc::f16"), (1, 2, 4, 8)):
+            names = [f"%{name}{n + 2 if name == 'h' else n + 30}" for n in range(count)]
+            data, vector = (f"{{{','.join(names)}}}", f".v{count}") if count > 1 else (names[0], "")
+            for order in ("weak", "relaxed.gpu", "relaxed.sys", "acquire.sys"):
+                yield f"multimem.ld_reduce.{order}.global.{op}{more}{vector}.{kind} {data},[%l2];", tuple(names[:1])
+            if not more:
+                for order in ("relaxed.gpu", "relaxed.sys", "release.sys"):
+                    yield f"multimem.red.{order}.global.{op}{vector}.{kind} [%l2+16],{data};", ()
+                yield f"multimem.st.relaxed.sys.global{vector}.{kind} [%l2],{data};", ()
+
+
+def _missed() -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Statements for single shapes of other people's code."""
+    for rnd, relu in itertools.product((".rz", ".rp"), ("", ".satfinite")):
+        for b in ("%f1", "0f00000000"):
+            yield f"cvt{rnd}{relu}.ue8m0x2.f32 %h10,%f0,{b};", ("%h10",)
+        yield f"cvt{rnd}{relu}.ue8m0x2.f32 %h10,0f00000000,%f0;", ("%h10",)
+
+
 def own_words(arch: str, kernels: Sequence[str], workers: int = 1) -> set[int]:
     """Distinct words (control bits included) that ptxas writes for those of the kernels that it accepts."""
     ptxas = _ptxas()
