@@ -206,7 +206,7 @@ def test_what_an_earlier_table_knows_of_other_code_is_taken_over() -> None:
         "limit ALU P * guard": (13, 90, 4),
     }, "a limit that code at hand undercuts is none"
     wide = {"pair IMAD.WIDE R IMAD.WIDE data": (4, 4, 1128)}
-    assert learn_latency.taken_over({"limit HIGH R WIDE data": (6, 78, 6)}, wide, {}) == wide, "nor one that a pair does"
+    assert learn_latency.taken_over({"limit HIGH R WIDE data": (6, 78, 6)}, wide, {}) == wide
     text = table_text("sm_75", Counts(), "# from 77 instructions\npair A R D data 3 3 8\nsignal 1\n")
     assert "# 1 lines are of code that an earlier table was learned from (77 instructions)." in text
     assert parse_table(text, "t").pairs == {("A", "R", "D", "data"): (3, 3, 8)} and parse_table(text, "t").signal == 1
