@@ -127,7 +127,7 @@ class _Against:
         self.origins = around.computed.origins
 
     def report(self, index: int | None, kind: str, cause: str) -> None:
-        text = "" if index is None else CodeView(self.isa, self.new.words).facts(index).text
+        text = "" if index is None else CodeView(self.isa, self.new.words).text(index)
         pc = None if index is None else index * self.size
         finding = Finding(self.check.kernel, index, pc, text, kind, cause)
         if finding not in self.check.findings:

@@ -54,7 +54,7 @@ def _check(cubin: Cubin, kernel: KernelDef, result: KernelCheck) -> None:
     size = cubin.arch.instruction_size
 
     def report(index: int | None, kind: str, cause: str) -> None:
-        text = "" if index is None else checker.view.facts(index).text
+        text = "" if index is None else checker.view.text(index)
         pc = None if index is None else index * size
         result.findings.append(Finding(kernel.name, index, pc, text, kind, cause))
 

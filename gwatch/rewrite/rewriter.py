@@ -455,7 +455,7 @@ class _Build:
                 )
                 for _, line in chosen
             )
-            instruction = "" if item.index < 0 else self.around.view.facts(item.index).text
+            instruction = "" if item.index < 0 else self.around.view.text(item.index)
             placement = bound.plan.placements[owner]
             out.append(
                 PlacedSite(

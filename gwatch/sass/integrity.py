@@ -220,7 +220,7 @@ class OriginalsChecker:
                 self._report(
                     place,
                     "target",
-                    f"instruction {index} ({self.view.facts(place).text}) leads to new "
+                    f"instruction {index} ({self.view.text(place)}) leads to new "
                     f"instruction {target}, not {wanted}",
                 )
                 continue

@@ -123,13 +123,13 @@ class SectionChecker:
         for index in np.flatnonzero(flow.target == OUTSIDE).tolist():
             if live[index] and flow.kind[index] != Flow.CALL_OUT:
                 self._report(
-                    index, "target", f"{self.view.facts(index).text} leads out of the section or into an instruction"
+                    index, "target", f"{self.view.text(index)} leads out of the section or into an instruction"
                 )
         last = len(self.view) - 1
         if last >= 0 and live[last]:
             ends = flow.kind[last] in (Flow.BRANCH, Flow.EXIT, Flow.RETURN, Flow.INDIRECT)
             if not ends or flow.conditional[last]:
-                self._report(last, "runs-off", f"{self.view.facts(last).text} is the last instruction and goes on")
+                self._report(last, "runs-off", f"{self.view.text(last)} is the last instruction and goes on")
 
     def _reuse(self, index: int, facts: WordFacts) -> None:
         """A kept operand may not be read from the cache after its register was overwritten."""

@@ -208,6 +208,15 @@ class CodeView:
             self._facts[index] = known
         return known
 
+    def text(self, index: int) -> str:
+        """Instruction ``index`` as it reads where it stands (texts of facts have targets that count from 0)."""
+        facts = self.facts(index)
+        if not facts.known:
+            return facts.text
+        high = int(self.words[index, 1] & ~_CONTROL_HIGH | _PLAIN_HIGH)
+        pc = index * self.isa.arch.instruction_size
+        return self.isa.decode(int(self.words[index, 0]) | high << 64, pc=pc).text
+
     def stall(self, index: int) -> int:
         """Issue cycles of instruction ``index`` (a stall of 0 counts as 1: nothing issues in the same
         cycle)."""

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+from gwatch.cuda.binary.cubin import Cubin
 from gwatch.errors import SiteError, TraceError
 from gwatch.rewrite.ring import Keep, RecordKind
-from gwatch.rewrite.trace import SassTraceSite, choose_format
+from gwatch.rewrite.trace import SassTraceSite, choose_format, plan_trace
+
+MATMUL = Path(__file__).parents[2] / "examples" / "cuda" / "trace" / "matmul_sm90.cubin"
 
 
 def test_site_fields_and_defaults() -> None:
@@ -131,3 +136,11 @@ def test_unknown_options_are_refused(clock: str, depth: int, keep: str, code: st
     with pytest.raises(TraceError) as caught:
         choose_format([NONE], clock, depth, keep, None)
     assert caught.value.code == code
+
+
+def test_a_branch_at_a_site_reads_as_in_the_listing() -> None:
+    cubin = Cubin.from_file(MATMUL)
+    kernel = cubin.get_kerneldef_by_name("matmul")
+    index = next(at for at, text in enumerate(kernel.texts) if text.startswith("@!P0 BRA"))
+    plan = plan_trace(cubin, "matmul", [SassTraceSite(index)])
+    assert plan.site_map.sites[0].instruction == kernel.texts[index] and kernel.texts[index].startswith("@!P0 BRA 0x")

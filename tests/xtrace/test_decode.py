@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ringsim import Clocks, Writer, site, site_map
 
+from gwatch.cuda.xtrace.columns import ring_columns
 from gwatch.cuda.xtrace.decode import decode_ring
 from gwatch.errors import TraceError
 from gwatch.rewrite.ring import Keep, RecordKind, RingFormat, RingLayout
@@ -395,3 +396,35 @@ def test_decoding_speed() -> None:
     assert len(got.records) == 4_194_304 and (got.dropped == 64).all()
     # 0.2 s alone on one core; the bound leaves room for a busy machine.
     assert spent < 2.0
+
+
+@pytest.mark.parametrize("clock", ["sm", "gpu"])
+@pytest.mark.parametrize("kind", list(RecordKind))
+def test_another_launchs_records_are_told_by_their_times(clock: str, kind: RecordKind) -> None:
+    """Tags alone can't tell them: a ring that was not zeroed holds right sequences of an earlier launch."""
+    fmt = RingFormat(kind, 8)
+    layout = RingLayout.for_launch(fmt, (1, 1, 1), (32, 1, 1))
+    smap = site_map(clock, fmt, [site(0)])
+    rings = []
+    for begin, visits in ((100_000.0, 4), (400_000.0, 2)):
+        writer = Writer(layout, smap, Clocks())
+        writer.enter(0, 0, 0, begin)
+        for visit in range(visits):
+            writer.visit(0, range(32), 0, begin + 100.0 * (visit + 1))
+        rings.append(np.frombuffer(bytes(writer.data), np.uint8).copy())
+    old, new = rings
+    stale = new.copy()
+    words = stale[: layout.ring_bytes].view(fmt.dtype)
+    unwritten = words["tag"] == 0
+    words[unwritten] = old[: layout.ring_bytes].view(fmt.dtype)[unwritten]
+    assert len(decode_ring(new, layout, smap, 50_000.0).records) == 64
+    for read in (decode_ring, ring_columns):
+        with pytest.raises(TraceError, match=r"^\[ring-corrupt\] .* before its warp entered|run backwards"):
+            read(stale, layout, smap, 50_000.0)
+    swapped = new.copy()
+    records = swapped[: layout.ring_bytes].view(fmt.dtype).reshape(8, 32)
+    records["time"][[0, 1]] = records["time"][[1, 0]]
+    with pytest.raises(
+        TraceError, match=r"^\[ring-corrupt\] the times of a lane run backwards; another launch's"
+    ):
+        decode_ring(swapped, layout, smap)

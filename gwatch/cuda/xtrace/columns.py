@@ -1,8 +1,8 @@
 """Ring bytes straight to columns, for traces too large to be made into records.
 
 The order is the ring's own, [warp][slot][lane], empty slots left out. Times are those of the device: ns for ``gpu``,
-SM cycles for ``sm`` and ``anchor``. Everything is checked as :func:`~gwatch.cuda.xtrace.decode.decode_ring` does, which
-also maps ``anchor`` times to ns and sorts records by lane.
+SM cycles for ``sm`` and ``anchor``. Everything but the order of a lane's times is checked as
+:func:`~gwatch.cuda.xtrace.decode.decode_ring` does, which also maps ``anchor`` times to ns and sorts records by lane.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def ring_columns(
 ) -> Columns:
     """Columns of a ring; arguments and errors as of :func:`~gwatch.cuda.xtrace.decode.decode_ring`."""
     raw, headers, _, _ = checked_ring(data, layout, site_map, duration_ns)
-    reader = _Reader(raw[: layout.ring_bytes], headers, layout, site_map)
+    reader = _Reader(raw[: layout.ring_bytes], headers, layout, site_map, duration_ns)
     return reader.columns(raw, site_map)
 
 
@@ -117,6 +117,9 @@ class _Reader(RingReader):
                 sequence[here] = kept["tag"] >> self.fmt.sequence_shift
                 site[here] = (kept["tag"] & 0xFF) - 1
                 time[here] = self._times_of(kept, mine[np.nonzero(mask)[0]])
+            if here.stop > here.start:
+                starts = self.starts(mine)
+                self.check_span(time[here], starts.min(), starts.max())
             if value is not None:
                 kept = block.reshape(-1) if mask is None else block[mask]
                 row = np.repeat(mine, width) if mask is None else mine[np.nonzero(mask)[0]]
@@ -206,8 +209,7 @@ class _Reader(RingReader):
         """Times of records picked out; ``warps``: whose each one is."""
         if self.fmt.kind is RecordKind.LONG:
             return np.asarray(kept["time"].astype(np.int64))
-        start = self.headers["ns_in" if self.clock == "gpu" else "clock_in"][warps].astype(np.int64)
-        return np.asarray(extend32(kept["time"], start))
+        return np.asarray(extend32(kept["time"], self.starts(warps)))
 
     def _block_times(
         self,
@@ -222,7 +224,7 @@ class _Reader(RingReader):
         if self.fmt.kind is RecordKind.LONG:
             out[...] = block["time"]
             return
-        start = self.headers["ns_in" if self.clock == "gpu" else "clock_in"][warps].astype(np.int64)
+        start = self.starts(warps)
         # The upper half is the start's, or one more where the lower half has wrapped since.
         np.bitwise_and(words, np.uint64(_LOW), out=out.view(np.uint64))
         high = start & ~_LOW

@@ -67,7 +67,7 @@ def decode_ring(
     ``ring-incomplete``, ``ring-corrupt``, ``trace-too-long``, ``trace-duration``.
     """
     raw, headers, present, warnings = checked_ring(data, layout, site_map, duration_ns)
-    decoder = RingReader(raw[: layout.ring_bytes], headers, layout, site_map)
+    decoder = RingReader(raw[: layout.ring_bytes], headers, layout, site_map, duration_ns)
     records = decoder.run(present)
     warnings += decoder.sequence_warnings(duration_ns)
     report = None

@@ -49,6 +49,7 @@ _MAX_PAIRS = 1 << 19
 _TYPICAL_NS_PER_CYCLE = 0.6
 # One timer step, and a bit.
 _HELD_UP_NS = 40.0
+_EDGE_NS = 10_000.0
 # numpy copies structured elements field by field, opaque ones in one go (ten times faster).
 _OPAQUE = np.dtype(("V", RECORD_DTYPE.itemsize))
 
@@ -62,8 +63,12 @@ class RingReader:
         headers: npt.NDArray[np.void],
         layout: RingLayout,
         site_map: SiteMap,
+        duration_ns: float | None = None,
     ) -> None:
         fmt = layout.format
+        # No record is made later than this after its warp's entry; a timer step and the launch's own edges on top.
+        ticks = 1.0 if site_map.clock == "gpu" else MAX_CLOCK_HZ / 1e9
+        self.longest = None if duration_ns is None else int((duration_ns + _EDGE_NS) * ticks)
         self.fmt = fmt
         self.layout = layout
         self.clock = site_map.clock
@@ -195,11 +200,41 @@ class RingReader:
             level = self.warp_level[site]
             view["warp_level"] = level
             view["thread"][level] = -1
-        view["time"] = self._times(got, warps, site, spread)
+        view["time"] = times = self._times(got, warps, site, spread)
+        back = times[..., 1:] < times[..., :-1]
+        if view.ndim == 1:
+            back &= row[1:] == row[:-1]
+        if back.any():
+            raise self._stale("the times of a lane run backwards")
+        starts = spread(np.repeat(self.starts(warps), LANES))
+        if times.size:
+            self.check_span(times - starts, 0, 0)
         if self.any_value:
             view["value"] = self._values(got, site, view["smid"])
         if self.warp_level.any():
             self._merge_warp_level(out)
+
+    def starts(self, warps: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """(n,) times at which ``warps`` entered."""
+        return np.asarray(self.headers["ns_in" if self.clock == "gpu" else "clock_in"][warps].astype(np.int64))
+
+    def check_span(self, times: npt.NDArray[np.int64], first: int, last: int) -> None:
+        """``first``, ``last``: when the earliest and the latest of the warps entered that made records at ``times``
+        (not empty). Raises TraceError ``ring-corrupt`` where one was made before, or is later than the duration
+        of the launch allows.
+        """
+        late = self.longest is not None and int(times.max()) > int(last) + self.longest
+        if late or int(times.min()) < int(first):
+            raise self._stale("a record was made before its warp entered, or after the launch's duration")
+
+    @staticmethod
+    def _stale(what: str) -> TraceError:
+        return TraceError(
+            "ring-corrupt",
+            what,
+            "another launch's records are in the ring (it was not zeroed), the launch took longer than told, or its "
+            "warps were moved to another SM",
+        )
 
     def _lane_records(self, warps: npt.NDArray[np.int64]) -> npt.NDArray[np.void]:
         """(32 x warps,) a record of each lane with what all its records share."""
