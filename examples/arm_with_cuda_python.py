@@ -57,7 +57,7 @@ def main(patched: str, ring_path: str, n: int = 256) -> None:
     ok(cuda.cuCtxSynchronize())
     data = np.empty(layout.data_bytes, np.uint8)
     ok(cuda.cuMemcpyDtoH(data.ctypes.data, place.ring, layout.data_bytes))
-    Path(ring_path).write_bytes(ring_file_prefix(layout) + data.tobytes())
+    Path(ring_path).write_bytes(ring_file_prefix(layout, site_map=site_map) + data.tobytes())
 
 
 if __name__ == "__main__":

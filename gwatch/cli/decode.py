@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gwatch._kinds import CUBIN, RING, SITE_MAP, expect
-from gwatch.errors import CubinError, TraceError, UsageError, naming
+from gwatch.errors import CubinError, SiteError, TraceError, UsageError, naming
 
 if TYPE_CHECKING:
     from gwatch.cuda.xtrace.decode import Decoded
@@ -77,6 +77,7 @@ def run(args: argparse.Namespace) -> int:
     expect(args.cubin, CUBIN, SITE_MAP)
     with naming(args.cubin, CubinError, TraceError):
         site_map = _site_map(args.cubin)
+    _check_regions(args, len(site_map.sites))
     with naming(args.ring, TraceError):
         decoded, layout = _decoded(args, site_map)
     if args.output is not None:
@@ -94,12 +95,23 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _check_regions(args: argparse.Namespace, count: int) -> None:
+    if args.region and (args.output is None or args.output.suffix.lower() not in _REPORTS):
+        raise UsageError("region-without-report", "--region pairs sites of a report", "add -o FILE.json or FILE.html")
+    for enter, leave, label in args.region:
+        for number in (enter, leave):
+            if not 0 <= number < count:
+                raise SiteError(
+                    "site-range", f"--region {label!r} names site {number}", f"{args.cubin} has sites 0 to {count - 1}"
+                )
+
+
 def _decoded(args: argparse.Namespace, site_map: SiteMap) -> tuple[Decoded, RingLayout]:
     from gwatch.cuda.xtrace.decode import decode_ring
     from gwatch.rewrite.ring import RingLayout
     from gwatch.rewrite.ringfile import split_ring_file
 
-    layout, duration, data = split_ring_file(_read(args.ring))
+    layout, duration, data = split_ring_file(_read(args.ring), site_map)
     if args.grid is not None and args.block is not None:
         ctas = args.grid[0] * args.grid[1] * args.grid[2] if args.ctas is None else args.ctas
         layout = RingLayout(site_map.format, args.grid, args.block, ctas)

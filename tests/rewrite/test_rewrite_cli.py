@@ -297,6 +297,20 @@ def test_decode_a_self_describing_file(
             assert saved["dropped"].sum() == launch.check().dropped_total
 
 
+def test_decode_refuses_regions_that_pair_nothing(
+    ring: tuple[Path, Path, Launch], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dump, patched, launch = ring
+    file = tmp_path / "described.ring"
+    file.write_bytes(ring_file_prefix(launch.layout, 5e5) + dump.read_bytes())
+    command = ["decode", str(file), "--cubin", str(patched), "--region"]
+    output = tmp_path / "r.json"
+    assert main([*command, "0:9:zz", "-o", str(output)]) == 2 and not output.exists()
+    assert "[site-range] --region 'zz' names site 9" in capsys.readouterr().err
+    assert main([*command, "0:1"]) == 2
+    assert "[region-without-report]" in capsys.readouterr().err
+
+
 def test_decode_writes_a_report(
     ring: tuple[Path, Path, Launch], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

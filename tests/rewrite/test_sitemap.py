@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -105,6 +106,17 @@ def test_damaged_layouts_are_refused(change: dict[str, Any]) -> None:
     assert RingLayout.from_json(layout.to_json()) == layout
     with pytest.raises(TraceError, match=r"^\[ring-(format|geometry)\]"):
         RingLayout.from_json({**layout.to_json(), **change})
+
+
+def test_a_ring_file_names_the_map_of_the_cubin_that_ran() -> None:
+    layout = RingLayout.for_launch(RingFormat(RecordKind.WIDE, 32), (2, 1, 1), (64, 1, 1))
+    blob = ring_file_prefix(layout, 1e6, example()) + bytes(16)
+    assert split_ring_file(blob, example())[:2] == split_ring_file(blob)[:2] == (layout, 1e6)
+    assert bytes(split_ring_file(blob, example())[2]) == bytes(16)
+    other = replace(example(), kernel="softmax")
+    with pytest.raises(TraceError, match=r"^\[ring-file\] another cubin filled this ring than .* sites of softmax"):
+        split_ring_file(blob, other)
+    assert split_ring_file(ring_file_prefix(layout) + bytes(16), other)[0] == layout
 
 
 def test_random_damage_of_ring_files_never_escapes() -> None:

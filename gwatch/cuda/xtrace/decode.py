@@ -107,15 +107,17 @@ def checked_ring(
     """(bytes, headers, indices of the warps that ran, warnings); raises as :func:`decode_ring` does."""
     checked_duration(duration_ns)
     raw = np.frombuffer(data, np.uint8)
+    if layout.format != site_map.format:
+        raise TraceError(
+            "ring-format",
+            "the ring was laid out for another record format than the cubin's site map",
+            "give the cubin that ran",
+        )
     if raw.size != layout.data_bytes:
         raise TraceError(
             "ring-size",
             f"{raw.size} bytes, but the launch's ring and headers are {layout.data_bytes}",
             "give the grid and block of the traced launch",
-        )
-    if layout.format != site_map.format:
-        raise TraceError(
-            "ring-format", "the ring was laid out for another record format than the cubin's site map"
         )
     headers = raw[layout.ring_bytes :].view(HEADER_DTYPE)
     present = _check_headers(headers, layout)
