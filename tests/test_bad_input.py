@@ -191,6 +191,10 @@ def test_an_input_is_never_the_output(tmp_path: Path, capsys: pytest.CaptureFixt
         assert "[output-is-input]" in refused([*arguments, "-o", str(copy)], capsys)
     assert "[output-is-input]" in refused(["asm", str(text), "-o", str(text)], capsys)
     assert (copy.read_bytes(), text.read_bytes()) == (GOOD, before)
+    report = tmp_path / "t.gwatch"
+    report.write_bytes(TRACE.read_bytes())
+    assert "[output-is-input]" in refused(["show", str(report), "-o", str(report), "--force"], capsys)
+    assert report.read_bytes() == TRACE.read_bytes()
 
 
 # arguments

@@ -103,7 +103,7 @@ def run_command(name: str, arguments: list[str], prog: str | None = None) -> int
 def _check_output(args: argparse.Namespace) -> None:
     """Raises UsageError ``[output-folder]``, ``[output-is-input]``."""
     need_folder(args.output)
-    if getattr(args, "force", False) or not os.path.exists(args.output):
+    if not os.path.exists(args.output):
         return
     for name in _INPUTS:
         given = getattr(args, name, None)

@@ -32,6 +32,7 @@ from gwatch.inspect.facts import CodeFacts, KernelFacts
 from gwatch.inspect.opcodes import access_of
 from gwatch.inspect.vectorize import GlobalAccess, Vectorization
 from gwatch.inspect.view import CubinView
+from gwatch.sass.isa.table import mnemonics
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -44,6 +45,7 @@ _REQUIRE = re.compile(
     r"(?:\s*(?P<op>>=|<=|==|=|>|<)\s*(?P<count>[0-9]+))?"
 )
 _KERNEL = re.compile(r"(?:kernel:(?P<kernel>\S+)\s+)?(?:has\s+)?(?P<what>(?!has$|kernel:)\S+)")
+_OPCODE = re.compile(r"[A-Za-z0-9_*?]+(?:\.[A-Za-z0-9_*?]+)*")
 _COMPARE: dict[str, Callable[[int, int], bool]] = {
     ">=": lambda a, b: a >= b,
     "<=": lambda a, b: a <= b,
@@ -120,7 +122,7 @@ def parse_require(text: str) -> Rule:
         )
     op = {"=": "==", None: ">="}.get(match["op"], match["op"])
     count = int(match["count"]) if match["count"] else 1
-    return Rule("require", _checked(match["kernel"]), match["opcode"], op, count)
+    return Rule("require", _checked(match["kernel"]), _opcode(match["opcode"], text), op, count)
 
 
 def parse_forbid(text: str) -> Rule:
@@ -130,7 +132,23 @@ def parse_forbid(text: str) -> Rule:
         raise ParseError(
             "rule-syntax", f"{text!r} names no opcode", "write it like 'STL' or 'kernel:copy.* STL'"
         )
-    return Rule("forbid", _checked(match["kernel"]), match["what"], "==", 0)
+    return Rule("forbid", _checked(match["kernel"]), _opcode(match["what"], text), "==", 0)
+
+
+def _opcode(pattern: str, rule: str) -> str:
+    """The pattern of an opcode, in upper case. A pattern that no opcode fits would let everything pass."""
+    name = pattern.upper().split(".")[0]
+    known = mnemonics()
+    if not _OPCODE.fullmatch(pattern) or not (name in known or fnmatch.filter(known, name)):
+        import difflib  # only where a rule is wrong
+
+        near = difflib.get_close_matches(name, sorted(known), 3)
+        raise ParseError(
+            "rule-syntax",
+            f"{rule!r}: no architecture has an opcode {pattern!r}",
+            f"did you mean {', '.join(near)}?" if near else "write one opcode a rule, like 'STL' or 'LDG.E.128'",
+        )
+    return pattern.upper()
 
 
 def fail_on(condition: str, kernel: str = "") -> Rule:
@@ -183,18 +201,23 @@ def _table(table: dict[str, Any], where: str) -> list[Rule]:
         )
     kernel = str(table.get("kernel", ""))
     prefix = f"kernel:{kernel} " if kernel else ""
-    rules = [parse_require(f"{prefix}has {text}") for text in _list(table.get("require"))]
-    rules += [parse_forbid(f"{prefix}{text}") for text in _list(table.get("forbid"))]
-    rules += [fail_on(text, kernel) for text in _list(table.get("fail_on"))]
+    rules = [parse_require(f"{prefix}has {text}") for text in _list(table.get("require"), where, "require")]
+    rules += [parse_forbid(f"{prefix}{text}") for text in _list(table.get("forbid"), where, "forbid")]
+    rules += [fail_on(text, kernel) for text in _list(table.get("fail_on"), where, "fail_on")]
     if "max_registers" in table:
-        if not isinstance(table["max_registers"], int):
+        if not isinstance(table["max_registers"], int) or isinstance(table["max_registers"], bool):
             raise ParseError("rule-file", f"{where}: max_registers is no number")
         rules.append(max_registers(table["max_registers"], kernel))
     return rules
 
 
-def _list(value: Any) -> list[str]:
-    return [] if value is None else [str(item) for item in value] if isinstance(value, list) else [str(value)]
+def _list(value: Any, where: str, key: str) -> list[str]:
+    if value is None:
+        return []
+    texts = value if isinstance(value, list) else [value]
+    if not texts or not all(isinstance(text, str) for text in texts):
+        raise ParseError("rule-file", f"{where}: {key} is no text", f'write {key} = "…", or a list of texts')
+    return texts
 
 
 def matches(pattern: str, opcode: str) -> bool:

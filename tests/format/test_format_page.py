@@ -338,3 +338,19 @@ def test_tiny_traces_make_pages_without_errors(browser, tmp_path, events):
         browser.drag(box["left"] + 200, box["top"] + 30, box["left"] + 500, box["top"] + 60)
         assert browser.text(".state").startswith("1 row ")
     assert browser.problems == []
+
+
+def test_a_site_whose_place_is_null_is_in_the_page(tmp_path):
+    """Reports of other tools may not know where a site stands."""
+    section = Section_IntraKernelTrace()
+    section.add_run(specialised(), site_regions=REGIONS, scope_roles=ROLES)
+    report = File(title="t")
+    report.add_section(section)
+    report.render(tmp_path / "r.json")
+    data = json.loads((tmp_path / "r.json").read_text())
+    for part in data["sections"]:
+        for run in part.get("data", {}).get("runs", []):
+            run["analysis"]["sites"][0]["index"] = None
+    (tmp_path / "r.json").write_text(json.dumps(data))
+    File.load(tmp_path / "r.json").render(tmp_path / "r.html")
+    assert "Per-scope stats" in (tmp_path / "r.html").read_text()

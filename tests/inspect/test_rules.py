@@ -43,6 +43,39 @@ def test_requirement_syntax() -> None:
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        "LGD",
+        "STL,LDL",
+        "STL;",
+        ".STL",
+        "STG|STL",
+        "STG>=1",
+        '"STG"',
+        "ST[GL]",
+        "NOTANOPCODE",
+        "ZZ*",
+        "kernel:a LGD",
+    ],
+)
+def test_an_opcode_that_no_architecture_has_is_no_rule(text: str) -> None:
+    """Else a typing error lets everything pass."""
+    with pytest.raises(ParseError, match=r"^\[rule-syntax\]"):
+        parse_forbid(text)
+
+
+def test_opcodes_may_be_in_lower_case_and_typing_errors_get_a_hint(tmp_path: Path) -> None:
+    assert parse_forbid("stl").what == "STL" and parse_require("has ldg.e.128 >= 2").what == "LDG.E.128"
+    assert parse_forbid("UTMA*").what == "UTMA*"
+    with pytest.raises(ParseError, match="did you mean LDS"):
+        parse_forbid("LGDS")
+    for line in ("forbid = []", "forbid = 3", "max_registers = true", 'forbid = ["STG", 1]'):
+        (tmp_path / "rules.toml").write_text(f"[[rule]]\n{line}\n")
+        with pytest.raises(ParseError, match=r"^\[rule-file\]"):
+            read_rules(tmp_path / "rules.toml")
+
+
+@pytest.mark.parametrize(
     ("pattern", "opcode", "fits"),
     [
         ("LDG.E.128", "LDG.E.128", True),
@@ -120,7 +153,12 @@ def test_a_requirement_that_no_kernel_is_measured_by_is_broken() -> None:
 
 
 @pytest.mark.parametrize(
-    "rule", [parse_forbid("kernel:copy_kernl STL"), fail_on("narrow", "copy_kernl"), max_registers(200, "copy_kernl")]
+    "rule",
+    [
+        parse_forbid("kernel:copy_kernl STL"),
+        fail_on("narrow", "copy_kernl"),
+        max_registers(200, "copy_kernl"),
+    ],
 )
 def test_no_rule_passes_for_want_of_a_kernel(rule: Rule) -> None:
     assert broken(FIXTURES / "vector_copy.cubin", rule) == [("", "no kernel matches 'copy_kernl'", -1, "")]

@@ -19,7 +19,7 @@ from gwatch.common.format.histograms import histograms
 from gwatch.common.format.listing import lines_of, taken_at
 from gwatch.common.format.payload import payload
 from gwatch.common.format.run import Run, plain
-from gwatch.common.format.text import duration, locator, since, source_line
+from gwatch.common.format.text import code_order, duration, locator, since, source_line
 from gwatch.common.format.views import between, cost_notes, instruction_of
 from gwatch.common.format.views_more import MAX_FINDINGS, MAX_WAITS
 from gwatch.common.format.waits import wait_scopes, wait_table
@@ -235,8 +235,7 @@ def _sites(run: Run, a: Mapping[str, Any]) -> str:
     length = run.intervals.end - run.intervals.start
     taken = {r: int(length[run.intervals.region == i].sum()) for i, r in enumerate(run.regions)}
     most = max(taken.values(), default=0)
-    stats = sorted(a["site_stats"], key=lambda s: (int(known.get(s["site_id"], {}).get("index", s["site_id"])),
-                                                   s["site_id"]))
+    stats = sorted(a["site_stats"], key=lambda s: (code_order(known.get(s["site_id"], {}), s["site_id"]), s["site_id"]))
     rows, marks = [], []
     for s in stats:
         number = int(s["site_id"])

@@ -84,6 +84,12 @@ def table(head: Sequence[str], rows: Iterable[Sequence[Any]], left: Iterable[int
     return [line(list(head)), "  ".join("-" * w for w in widths), *(line(row) for row in cells)]
 
 
+def code_order(site: Mapping[str, Any], number: int) -> int:
+    """Where in the code a site stands; its number where the report does not say."""
+    index = site.get("index")
+    return number if index is None else int(index)
+
+
 def place_of(site: Mapping[str, Any]) -> str:
     """``file.cu:29`` of a site, else its instruction's number; "" when neither is known."""
     index = site.get("index")

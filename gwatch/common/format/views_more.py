@@ -11,7 +11,7 @@ from gwatch.common.format.findings import findings
 from gwatch.common.format.iterations import iteration_table, slack_table
 from gwatch.common.format.listing import lines_of, taken_at
 from gwatch.common.format.run import Run
-from gwatch.common.format.text import Style, clip, duration, locator, since, source_line, table
+from gwatch.common.format.text import Style, clip, code_order, duration, locator, since, source_line, table
 from gwatch.common.format.views import WIDTH, between, instruction_of, verdict_lines
 from gwatch.common.format.waits import role_table, wait_scopes, wait_table
 
@@ -131,7 +131,7 @@ def source_view(run: Run, style: Style) -> list[str]:
     mean: dict[str, str] = {s["scope_label"]: duration(s["mean"], run.unit) for s in run.analysis["scope_stats"]}
 
     def position(number: int) -> tuple[int, int]:
-        return int(known.get(number, {}).get("index", number)), number
+        return code_order(known.get(number, {}), number), number
 
     body: list[tuple[Any, ...]] = []
     for number in sorted(set(known) | set(stats), key=position):

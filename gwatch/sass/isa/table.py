@@ -10,11 +10,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from gwatch._resources import resource
 from gwatch.errors import ToolError
+from gwatch.sass.arch import ARCHES
 from gwatch.sass.isa.model import Form, Key
 
 VERSION = 1
@@ -74,6 +76,19 @@ def load(name: str, target: str | None = None) -> Table:
     """The packaged table called ``name`` ("sm_90"). Raises ToolError when it is missing or damaged."""
     path = resource("isa", f"{name}.jsonl")
     return Table(path.read_text(encoding="utf-8"), name, target)
+
+
+@lru_cache(maxsize=1)
+def mnemonics() -> frozenset[str]:
+    """Every mnemonic that some architecture has."""
+    found: set[str] = set()
+    for name in sorted({arch.table for arch in ARCHES.values()}):
+        try:
+            with open(resource("isa", f"{name}.jsonl"), encoding="utf-8") as lines:
+                found.update(json.loads(next(lines))["mnemonics"])
+        except ToolError:
+            continue  # an architecture without a table
+    return frozenset(found)
 
 
 def dump(header: dict[str, Any], keys: Iterable[Key]) -> str:
