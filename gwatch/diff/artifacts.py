@@ -253,8 +253,24 @@ def compare_kernels(first: Version | None, second: Version | None) -> KernelDiff
     diff.code = compare_code(*items)
     diff.resources = _resources(*facts)
     diff.mix = _differing(*(dict(side.code.mix) if side.code else {} for side in facts))
-    diff.attributes = _attributes(first, second)
+    diff.attributes = _attributes(first, second) + _initial_values(first, second)
+    if first.kernel.name != second.kernel.name:
+        diff.attributes.append(Change("name", first.kernel.name, second.kernel.name))
     return diff
+
+
+def _initial_values(first: Version, second: Version) -> list[Change]:
+    """Variables and constants of both modules whose initial bytes differ, by what is the same and what isn't."""
+    one, other = first.view.initial_values, second.view.initial_values
+    return [
+        Change(f"initial value of {name}", _digest(one[name]), _digest(other[name]))
+        for name in sorted(one.keys() & other.keys())
+        if one[name] != other[name]
+    ]
+
+
+def _digest(data: bytes) -> str:
+    return data.hex() if len(data) <= 16 else f"{len(data)} bytes, sha256 {hashlib.sha256(data).hexdigest()[:12]}"
 
 
 def _resources(one: KernelFacts, other: KernelFacts) -> list[Change]:

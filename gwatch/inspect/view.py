@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gwatch.cuda.binary import Cubin, KernelDef, nvinfo
+from gwatch.cuda.binary.elf import STT_OBJECT
 from gwatch.cuda.binary.nvinfo import Attr, Attribute
 from gwatch.sass.arch import Arch
 from gwatch.sass.code import Code, code_of
@@ -38,6 +39,16 @@ class CubinView:
     @property
     def arch(self) -> Arch:
         return self.cubin.arch
+
+    @cached_property
+    def initial_values(self) -> dict[str, bytes]:
+        """Initial bytes of the module's variables and constants that have some in the file."""
+        elf, found = self.cubin.elf, {}
+        for symbol in elf.symbols:
+            section = elf.sections[symbol.section] if 0 < symbol.section < len(elf.sections) else None
+            if symbol.kind == STT_OBJECT and symbol.size and section is not None and section.in_file:
+                found[symbol.name] = elf.content(section)[symbol.value : symbol.value + symbol.size]
+        return found
 
     @cached_property
     def kernels(self) -> list[KernelDef]:

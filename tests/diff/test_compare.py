@@ -13,6 +13,7 @@ from gwatch.diff.artifacts import ArtifactDiff, compare
 from gwatch.diff.compare import CodeDiff, Fate, compare_code
 from gwatch.diff.items import Item
 from gwatch.diff.text import full
+from gwatch.inspect.view import CubinView
 from gwatch.sass.shape import split
 
 FIXTURES = Path(__file__).resolve().parent.parent / "inspect" / "fixtures"
@@ -210,3 +211,21 @@ def test_the_toolkit_ladder_of_the_open_corpus(corpus_sm90: list[Path]) -> None:
                 assert one.shape == other.shape or step.fate is Fate.TARGET
         aligned = sum(1 for s in steps if s.fate not in (Fate.INSERTED, Fate.DELETED))
         assert aligned > 0.5 * min(len(kernel.items[0]), len(kernel.items[1]))
+
+
+def test_initial_values_and_names_are_compared_too(tmp_path: Path) -> None:
+    """Same code with another table, or under another name, is not the same kernel."""
+    source = Path(__file__).parents[1] / "binary/data/holders_sm90.cubin"
+    view = CubinView.of(source.read_bytes())
+    name = next(name for name, value in view.initial_values.items() if len(value) >= 4)
+    elf = view.cubin.elf
+    symbol = next(item for item in elf.symbols if item.name == name)
+    at = elf.sections[symbol.section].offset + symbol.value
+    data = bytearray(source.read_bytes())
+    data[at] ^= 0x40
+    (tmp_path / "other.cubin").write_bytes(bytes(data))
+    diff = compare(source, tmp_path / "other.cubin")
+    assert diff.differs and all(kernel.verdict == "identical code" for kernel in diff.kernels)
+    (change,) = diff.kernels[0].attributes
+    assert change.name == f"initial value of {name}" and change.before != change.after
+    assert not compare(source, source).differs
