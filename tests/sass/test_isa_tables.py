@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gwatch.errors import EncodeError, UnsupportedError
+from gwatch.errors import EncodeError, GWatchError, UnsupportedError
 from gwatch.sass.arch import ARCHES
 from gwatch.sass.control import Control
 from gwatch.sass.isa import Isa, isa_for
@@ -150,3 +150,16 @@ def test_a_load_of_some_elements_writes_no_more_registers_than_they_need(mask: i
     word = isa.encode(f"LDG.E.ENL2.256 R0, R16, desc[UR32][R48.64+0x20], {mask:#x}")
     writes = {use.first: use.count for use in isa.decode(word).effects.writes}
     assert writes == {0: high, 16: low}
+
+
+def test_the_second_register_of_getnextworkid_is_the_one_behind_the_first() -> None:
+    """nvdisasm prints it though no bits of the word hold it; every fourth word is left unknown."""
+    isa = isa_for("sm_103a")
+    control = 0x7F1 << 105
+    for register in range(256):
+        word = control | 0x800000000000000000073CA | register << 24
+        if register % 4 == 3 or register == 254:
+            with pytest.raises(GWatchError, match=r"^\[word-unknown\]"):
+                isa.decode(word)
+        else:
+            assert isa.decode(word).text == f"UGETNEXTWORKID.SELFCAST [UR{register}], [UR{register + 1}]"
