@@ -236,12 +236,13 @@ def _budgets(code: Code) -> tuple[tuple[int, str, int], ...]:
 def _spills(view: CubinView, records: Iterable[Attribute], code: Code) -> tuple[int, bool, int]:
     """(spill loads and stores, whether the compiler says so, all local loads and stores)."""
     local = code.where("LDL", "STL")
+    end = len(code) * code.arch.instruction_size  # a copy of the code behind it may be left out
     marked = sum(
         1
         for record in records
         if record.code == Attr.ANNOTATIONS
-        for kind in record.words[::2]
-        if kind == _SPILL
+        for kind, offset in zip(record.words[::2], record.words[1::2], strict=False)
+        if kind == _SPILL and offset < end
     )
     if marked or view.marks_spills or not len(local):
         return marked, True, len(local)

@@ -78,3 +78,10 @@ def test_a_traced_kernel_keeps_every_instruction(
     assert not {change.name for change in diff.resources} & {"loops", "barriers", "tensor instructions"}
     registers = {c.name: (c.before, c.after) for c in diff.resources}["registers"]
     assert registers == (plan.rewritten.registers_before, plan.rewritten.registers_after)
+
+
+def test_spills_of_the_untouched_copy_are_left_out_like_the_rest_of_it(tmp_path: Path) -> None:
+    original = FIXTURES / "places_sm_90.cubin"
+    plan = plan_trace(Cubin.from_file(original), "_Z6spillsPfi", [SassTraceSite(200)], clock="sm")
+    found = difference(original, plan.data, "_Z6spillsPfi", tmp_path)
+    assert "spills" not in [change.name for change in found.resources]
