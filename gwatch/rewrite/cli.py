@@ -141,6 +141,7 @@ def _trace(cubin: Cubin, kernel: KernelDef, args: argparse.Namespace) -> int:
         "depth": fmt.depth,
         "keep": fmt.keep.value,
         "bytes_per_warp": fmt.chunk_bytes,
+        "version": fmt.version,
     }
     _print(report, args.json)
     return 0
@@ -280,7 +281,7 @@ def _print(report: dict[str, Any], as_json: bool) -> None:
         record = report["record"]
         _write(
             f"record     {record['bytes']} bytes, {record['depth']} per thread ({record['keep']} kept), "
-            f"{record['bytes_per_warp']} bytes per warp; clock {report['clock']}"
+            f"{record['bytes_per_warp']} bytes per warp, format {record['version']}; clock {report['clock']}"
         )
         _write(f"arm        symbol {report['descriptor']}")
     _write(

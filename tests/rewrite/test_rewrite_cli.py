@@ -66,7 +66,13 @@ def test_json_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert main(arguments(tmp_path / "o.cubin", "--json", "--depth", "100", "--keep", "first")) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["kernel"] == "matmul" and report["registers"]["before"] == 32
-    assert report["record"] == {"bytes": 16, "depth": 128, "keep": "first", "bytes_per_warp": 129 * 512}
+    assert report["record"] == {
+        "bytes": 16,
+        "depth": 128,
+        "keep": "first",
+        "bytes_per_warp": 129 * 512,
+        "version": 1,
+    }
     assert [site["site"] for site in report["sites"]] == [0, 1, 2, 3, 4]
     assert report["bytes"]["after"] == (tmp_path / "o.cubin").stat().st_size
 
