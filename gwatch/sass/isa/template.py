@@ -19,6 +19,7 @@ from gwatch.sass.isa.pattern import KEY_MASK, PLAIN_MASK, Pattern
 from gwatch.sass.isa.table import Table
 from gwatch.sass.isa.values import FLOATS, Field, number_text
 
+_SIZE = re.compile(r"(?<=\.)\d+x\d+x\d+(?=\.|$)")
 _HOLE = "\x01"
 _HIDDEN = "\x02"
 _HIDDEN_BANK = re.compile(r"[a-z]+\[[^\]]*\x02[^\]]*\]")
@@ -182,6 +183,9 @@ class Templates:
         form = key.form_of(word) if key is not None else None
         opcode = key.opcode_text(word) if key is not None else None
         if key is None or form is None or opcode is None:
+            return None
+        # Of bits that no compiler sets the tables may have read a second size, or none.
+        if opcode.split(".")[0].endswith("GMMA") and len(_SIZE.findall(opcode)) != 1:
             return None
         attached = [choice.get(word) for choice in form.attachments]
         filled: list[str | None] = []
