@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gwatch.check import KernelCheck, check_cubin
+from gwatch.check import KernelCheck, check_cubin, check_kernel
 from gwatch.check.against import check_against
 from gwatch.cli.main import main
 from gwatch.cuda.binary import Cubin, nvinfo
@@ -298,3 +298,20 @@ def test_places_that_code_computes_with_move_along(name: str) -> None:
         (check,) = check_cubin(Cubin.from_bytes(stale), f"^{name}$")
         check_against(before, Cubin.from_bytes(stale), check)
         assert check.findings, index
+
+
+def test_a_product_of_sm_89_may_take_a_scoreboard_or_none(corpus_all: list[Path]) -> None:
+    """Compilers do both: a result is announced where it takes one, else it comes after a fixed time."""
+    (path,) = [item for item in corpus_all if "sm_89-bitsandbytes-33a0e4586f25" in item.name]
+    cubin = Cubin.from_file(path)
+    kernel = cubin.get_kerneldef_by_regex("sm80_m16n8k16I6__halfLi32ELi64ELi64EE")
+    assert check_kernel(cubin, kernel).findings == []
+    product = next(index for index, text in enumerate(kernel.texts) if text.startswith("HMMA"))
+    data = bytearray(cubin.data)
+    at = kernel.section.offset + 16 * product
+    word = int.from_bytes(data[at : at + 16], "little")
+    assert word >> 110 & 7 == 7
+    data[at : at + 16] = (word & ~(7 << 110) | 5 << 110).to_bytes(16, "little")
+    changed = Cubin.from_bytes(bytes(data))
+    kinds = [item.kind for item in check_kernel(changed, changed.get_kerneldef_by_name(kernel.name)).findings]
+    assert "control" not in kinds and "unannounced" not in kinds
