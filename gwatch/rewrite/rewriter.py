@@ -424,19 +424,16 @@ class _Build:
             if control["reuse"][index] and control["yield_flag"][index]:
                 body[int(self.layout.place_map[index]), 1] &= ~(np.uint64(15) << REUSE_SHIFT)
                 edits.append(ReuseEdit(index, int(control["reuse"][index])))
-            if ".reuse" in self.around.view.facts(index).text:
-                self._keeps_nothing(index, *body[int(self.layout.place_map[index])].tolist())
+            # Texts of facts show no control bits: sparse products mark the register of their metadata by a bit of the
+            # instruction itself.
+            text = self.around.view.facts(index).text
+            if ".reuse" in text:
+                raise SiteError(
+                    "site-reuse",
+                    f"{self.kernel.name}: instruction {index} ({text}) keeps an operand for the one behind it",
+                    f"choose a site before instruction {index}, or further behind it",
+                )
         return tuple(edits)
-
-    def _keeps_nothing(self, index: int, low: int, high: int) -> None:
-        """Sparse products mark the register of their metadata by a bit of the instruction itself."""
-        text = self.isa.decode(low | high << 64).text
-        if ".reuse" in text:
-            raise SiteError(
-                "site-reuse",
-                f"{self.kernel.name}: instruction {index} ({text}) keeps an operand for the one behind it",
-                f"choose a site before instruction {index}, or further behind it",
-            )
 
     def sites(self, insertions: list[Insertion], bound: Bound) -> tuple[PlacedSite, ...]:
         """Where each insertion went, in the order of the calls to insert()."""

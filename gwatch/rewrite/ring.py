@@ -467,6 +467,15 @@ class RingLayout:
         return cls(fmt, grid, block, slots)
 
 
+def not_its_own(slot: int, lane: int, warp: int) -> TraceError:
+    """The error of a slot whose tag no record made in its turn can have."""
+    return TraceError(
+        "ring-corrupt",
+        f"slot {slot} of lane {lane}, warp {warp} holds a record that is not its own",
+        "two launches shared the ring, it was not zeroed, or the kernel wrote into it",
+    )
+
+
 def _plain_tags(
     fmt: RingFormat,
     tags: np.ndarray[Any, np.dtype[np.uint32]],
@@ -487,11 +496,7 @@ def _plain_tags(
     wrong = (site == 0) | (site > MAX_SITES) | (sequence & np.uint32(fmt.depth - 1) != slot)
     if wrong.any():
         at = int(np.argmax(wrong))
-        raise TraceError(
-            "ring-corrupt",
-            f"slot {int(slot[at])} of lane {int(lane[at])}, warp {int(warp[at])} holds a record that is not its own",
-            "two launches shared the ring, it was not zeroed, or the kernel wrote into it",
-        )
+        raise not_its_own(int(slot[at]), int(lane[at]), int(warp[at]))
     return np.asarray(sequence << np.uint32(fmt.sequence_shift) | site)
 
 

@@ -250,9 +250,11 @@ class OriginalsChecker:
     def _tail(self) -> None:
         old = self.old
         stop = len(old.words) if old.twin is None else old.twin
-        ends = old.view.facts(len(old.view.words) - 1).mnemonic == "NOP"
-        behind = [self.isa.decode(int(low) | int(high) << 64).text for low, high in old.words[old.count : stop]]
-        same = not (old.words[old.count : stop] != old.view.words[-1]).any() if ends else set(behind) <= {"NOP"}
+        behind = old.words[old.count : stop]
+        if old.view.facts(len(old.view.words) - 1).mnemonic == "NOP":
+            same = not (behind != old.view.words[-1]).any()
+        else:
+            same = all(self.isa.decode(int(low) | int(high) << 64).text == "NOP" for low, high in behind)
         if stop % 8 or not same:
             self._report(
                 old.count, "padding", "the code is not padded to 128 bytes with the NOPs that the kernel ended with"

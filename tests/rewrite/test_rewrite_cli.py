@@ -286,17 +286,24 @@ def test_decode_a_bare_dump(ring: tuple[Path, Path, Launch], capsys: pytest.Capt
     assert "warning: [duration-unknown]" in text
 
 
-def test_decode_a_self_describing_file(
-    ring: tuple[Path, Path, Launch], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    dump, patched, launch = ring
+@pytest.fixture
+def described(ring: tuple[Path, Path, Launch], tmp_path: Path) -> Path:
+    """The dump with its description before it."""
+    dump, _, launch = ring
     file = tmp_path / "described.ring"
     file.write_bytes(ring_file_prefix(launch.layout, 5e5) + dump.read_bytes())
+    return file
+
+
+def test_decode_a_self_describing_file(
+    ring: tuple[Path, Path, Launch], described: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, patched, launch = ring
     note = read_note(patched.read_bytes(), NOTE_NAME)
     assert note is not None
     (tmp_path / "patched.map.json").write_bytes(note)
     for site_map in (patched, tmp_path / "patched.map.json"):
-        assert main(["decode", str(file), "--cubin", str(site_map), "-o", str(tmp_path / "t.npz")]) == 0
+        assert main(["decode", str(described), "--cubin", str(site_map), "-o", str(tmp_path / "t.npz")]) == 0
         assert "warning" not in capsys.readouterr().out
         with np.load(tmp_path / "t.npz") as saved:
             assert (saved["records"] == launch.check().records).all()
@@ -304,12 +311,10 @@ def test_decode_a_self_describing_file(
 
 
 def test_decode_refuses_regions_that_pair_nothing(
-    ring: tuple[Path, Path, Launch], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ring: tuple[Path, Path, Launch], described: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    dump, patched, launch = ring
-    file = tmp_path / "described.ring"
-    file.write_bytes(ring_file_prefix(launch.layout, 5e5) + dump.read_bytes())
-    command = ["decode", str(file), "--cubin", str(patched), "--region"]
+    _, patched, _ = ring
+    command = ["decode", str(described), "--cubin", str(patched), "--region"]
     output = tmp_path / "r.json"
     assert main([*command, "0:9:zz", "-o", str(output)]) == 2 and not output.exists()
     assert "[site-range] --region 'zz' names site 9" in capsys.readouterr().err
@@ -318,13 +323,11 @@ def test_decode_refuses_regions_that_pair_nothing(
 
 
 def test_decode_writes_a_report(
-    ring: tuple[Path, Path, Launch], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ring: tuple[Path, Path, Launch], described: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    dump, patched, launch = ring
-    file = tmp_path / "described.ring"
-    file.write_bytes(ring_file_prefix(launch.layout, 5e5) + dump.read_bytes())
+    _, patched, launch = ring
     for name in ("t.json", "t.html"):
-        command = ["decode", str(file), "--cubin", str(patched), "-o", str(tmp_path / name)]
+        command = ["decode", str(described), "--cubin", str(patched), "-o", str(tmp_path / name)]
         assert main([*command, "--region", "0:1:body"]) == 0
     capsys.readouterr()
     section = json.loads((tmp_path / "t.json").read_text())["sections"][1]

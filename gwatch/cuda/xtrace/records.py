@@ -20,7 +20,7 @@ from gwatch.cuda.xtrace.clocks import (
     fit_anchor,
 )
 from gwatch.errors import TraceError
-from gwatch.rewrite.ring import CANARY, LANES, Keep, RecordKind, RingLayout
+from gwatch.rewrite.ring import CANARY, LANES, Keep, RecordKind, RingLayout, not_its_own
 from gwatch.rewrite.sitemap import SiteMap
 
 RECORD_DTYPE = np.dtype(
@@ -148,11 +148,7 @@ class RingReader:
         right = np.where(written, valid & (sequence == (expected & (period - 1))), ~valid)
         if not right.all():
             w, s, lane = (int(v[0]) for v in np.nonzero(~right))
-            raise TraceError(
-                "ring-corrupt",
-                f"slot {s} of lane {lane}, warp {int(warps[0]) + w} holds a record that is not its own",
-                "two launches shared the ring, it was not zeroed, or the kernel wrote into it",
-            )
+            raise not_its_own(s, lane, int(warps[0]) + w)
         if valid.any() and int((tag & 0xFF).max()) > self.site_count:
             raise TraceError(
                 "ring-corrupt", f"a record names site {int((tag & 0xFF).max()) - 1}", "wrong site map?"
@@ -200,13 +196,13 @@ class RingReader:
             level = self.warp_level[site]
             view["warp_level"] = level
             view["thread"][level] = -1
-        view["time"] = times = self._times(got, warps, site, spread)
+        starts = spread(np.repeat(self.starts(warps), LANES))
+        view["time"] = times = self._times(got, warps, site, spread, starts)
         back = times[..., 1:] < times[..., :-1]
         if view.ndim == 1:
             back &= row[1:] == row[:-1]
         if back.any():
             raise self._stale("the times of a lane run backwards")
-        starts = spread(np.repeat(self.starts(warps), LANES))
         if times.size:
             self.check_span(times - starts, 0, 0)
         if self.any_value:
@@ -216,7 +212,9 @@ class RingReader:
 
     def starts(self, warps: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """(n,) times at which ``warps`` entered."""
-        return np.asarray(self.headers["ns_in" if self.clock == "gpu" else "clock_in"][warps].astype(np.int64))
+        return np.asarray(
+            self.headers["ns_in" if self.clock == "gpu" else "clock_in"][warps].astype(np.int64)
+        )
 
     def check_span(self, times: npt.NDArray[np.int64], first: int, last: int) -> None:
         """``first``, ``last``: when the earliest and the latest of the warps entered that made records at ``times``
@@ -255,17 +253,15 @@ class RingReader:
         warps: npt.NDArray[np.int64],
         site: npt.NDArray[Any],
         spread: Callable[[npt.NDArray[Any]], npt.NDArray[Any]],
+        starts: npt.NDArray[np.int64],
     ) -> npt.NDArray[np.int64]:
-        """64-bit times, cycles for ``sm`` and ``anchor``; collects clock pairs."""
-        header = np.repeat(self.headers[warps], LANES)
-        times: npt.NDArray[np.int64]
-        if self.fmt.kind is RecordKind.LONG:
-            times = got["time"].astype(np.int64)
-        else:
-            start = spread(header["ns_in" if self.clock == "gpu" else "clock_in"].astype(np.int64))
-            times = extend32(got["time"], start)
+        """64-bit times, cycles for ``sm`` and ``anchor``; collects clock pairs. ``starts``: when each record's warp
+        entered."""
+        long = self.fmt.kind is RecordKind.LONG
+        times: npt.NDArray[np.int64] = got["time"].astype(np.int64) if long else extend32(got["time"], starts)
         if self.pair.any():
-            low = got["x" if self.fmt.kind is RecordKind.LONG else "y"]
+            header = np.repeat(self.headers[warps], LANES)
+            low = got["x" if long else "y"]
             if self.pair_in_x.any():
                 low = np.where(self.pair_in_x[site], got["x"], low)
             ns = extend32(low, spread(header["ns_in"].astype(np.int64)))
