@@ -42,6 +42,7 @@ from typing import Any
 import numpy as np
 
 from gwatch.cuda.binary import Cubin, KernelDef
+from gwatch.cuda.binary.elf import ET_REL
 from gwatch.errors import GWatchError, UnsupportedError
 from gwatch.sass.arch import ARCHES
 from gwatch.sass.cfg import Cfg, build_cfg
@@ -52,7 +53,6 @@ from gwatch.sass.uses import ADDEND, CodeView, Use, WordFacts
 
 KERNELS = Path(__file__).resolve().with_name("latency_kernels.cu")
 TABLES = tuple(dict.fromkeys(arch.latency for arch in ARCHES.values()))
-ET_REL = 1
 PROGRESS = 15.0
 FARTHEST = 80
 YOUNG = 26

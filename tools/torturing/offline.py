@@ -15,6 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from gwatch.cuda.binary import Cubin
+from gwatch.cuda.binary.elf import ET_REL
 from gwatch.errors import GWatchError
 from gwatch.sass import nvdisasm
 from gwatch.sass.isa import isa_for
@@ -23,7 +24,6 @@ from torturing.mutations import plant_all
 from torturing.pool import Done, children_seconds, peak_mib, spread
 from torturing.proof import Outcome, buildable, prove
 
-ET_REL = 1
 PLANT_EVERY = 10
 SURVEYED = 2
 """Sites of a kernel that a survey asks for."""
