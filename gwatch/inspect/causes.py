@@ -1,22 +1,31 @@
-"""Why a global access is narrower than 16 bytes: one named cause per group of accesses.
+"""Why a global access is narrower than 16 bytes: one named cause each, or ``unknown`` with what was seen.
 
-A group is everything a kernel loads (or stores) through one argument. Causes, most specific first: ``gather``
-(the address was loaded), ``divisibility`` (an argument's alignment isn't promised), ``stride`` (neighbouring
-elements of a thread lie apart), ``mask`` (elements have conditions of their own), ``offset`` (the
-places don't start at a multiple of the width), ``tail`` (the rest beside wide accesses), ``dtype`` (a thread has
-fewer than 16 bytes there), ``unknown``.
+What could have been one access is told by arithmetic (:mod:`gwatch.inspect.linear`): places of one thread whose
+addresses differ by a constant. What stood in the way is then the first of these that is there: ``volatile`` accesses;
+a ``barrier``, or an access that may ``alias``, between them; a condition of its own for each (``mask``); an address
+that is no multiple of the width for its ``stride`` or ``offset``, or that may ``wrap`` around; and if none of these is,
+that the pointer isn't known to be a multiple (``divisibility``). Where nothing could have been merged: ``tail``,
+``gather``, ``stride``, ``loop`` (neighbours come in other iterations), ``dtype`` (a thread has fewer bytes there).
 """
 
 from __future__ import annotations
 
 import itertools
 from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
+from gwatch.inspect.linear import Form, Kind, signed
 from gwatch.inspect.opcodes import Access
+from gwatch.inspect.order import Order
+from gwatch.inspect.sums import Sums
 from gwatch.inspect.triton_source import Argument
+from gwatch.inspect.values import Atom
 
 FULL_BYTES = 16
+WIDTHS = (16, 8, 4, 2)
+"""Bytes of one access that are more than one byte, widest first; there are no others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +43,11 @@ class Cause:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """One access as the code shows it. ``argument`` and the entries of ``scalars``, ``conditions`` and
-    ``products`` are argument ordinals: numbers in the address, in the guard, and factors in the address with
-    whether the other factor differs from thread to thread. Equal ``address_key`` / ``guard_key``: the same
-    registers with the same contents."""
+    """One access as the code shows it. ``form``: its address; ``base``: the atom in it that is the pointer (None: none
+    can be told). ``argument`` and the entries of ``scalars``, ``conditions`` and ``products`` are argument ordinals:
+    numbers in the address, in the guard, and factors in the address with whether the other factor differs from thread
+    to thread. Equal ``guard_key``: the same condition, apart from the branches in front. ``gathered``: memory was read
+    for the address."""
 
     index: int
     block: int
@@ -45,8 +55,8 @@ class Place:
     access: Access
     guard: str
     guard_key: str
-    address_key: str
-    offset: int
+    form: Form
+    base: int | None
     argument: int | None
     scalars: tuple[int, ...]
     conditions: tuple[int, ...]
@@ -57,49 +67,100 @@ class Place:
     def bytes(self) -> int:
         return self.access.bits // 8
 
+    @property
+    def offset(self) -> int:
+        """Constant part of the address."""
+        return self.form.total
 
-def explain(places: list[Place], arguments: list[Argument], described: bool) -> dict[int, Cause]:
-    """Instruction index -> cause, for every access below 16 bytes.
+    @property
+    def is_strong(self) -> bool:
+        """Whether it is volatile or atomic: compilers merge none of these."""
+        return not {"STRONG", "MMIO"}.isdisjoint(self.access.modifiers)
 
-    ``described``: the arguments' divisibility is what was promised to the compiler (else it isn't known).
-    """
-    groups: dict[tuple[str, int | str], list[Place]] = defaultdict(list)
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a kernel's places are judged by. ``numbers``: constant bank offsets -> ordinals of the arguments there that
+    are no pointers. ``described``: the arguments' divisibility is what was promised to the compiler (else unknown)."""
+
+    arguments: list[Argument]
+    described: bool
+    sums: Sums
+    order: Order
+    numbers: Callable[[frozenset[int]], tuple[int, ...]]
+
+    def factors(self, part: Atom) -> tuple[int, ...]:
+        """Ordinals of the arguments that a part of an address was multiplied with."""
+        return self.numbers(part.parameters) if part.kind is Kind.PRODUCT else ()
+
+
+def explain(places: list[Place], around: Surroundings) -> dict[int, Cause]:
+    """Instruction index -> cause, for every access below 16 bytes."""
+    groups: dict[tuple[str, object], list[Place]] = defaultdict(list)
     for place in places:
         # Without a known base, accesses through different registers have nothing to do with each other.
-        base: int | str = place.address_key if place.argument is None else place.argument
+        base: object = place.form.terms if place.argument is None else place.argument
         groups[place.access.action, base].append(place)
     causes: dict[int, Cause] = {}
     for members in groups.values():
-        narrow = [place for place in members if place.bytes < FULL_BYTES]
-        wide = [place for place in members if place.bytes >= FULL_BYTES]
-        if narrow:
-            group = _Group(narrow, wide, arguments, described)
-            for place in narrow:
+        group = _Group(members, around)
+        for place in members:
+            if place.bytes < FULL_BYTES:
                 causes[place.index] = group.cause(place)
     return causes
 
 
-class _Group:
-    """Narrow accesses through one argument, with the wide ones beside them."""
+@dataclass(frozen=True, slots=True)
+class _Merge:
+    """``members`` that would be one access of ``width`` bytes; ``level``: 0 under one condition with nothing between
+    them, 1 with something between them, 2 in several blocks, 3 under several conditions."""
 
-    def __init__(
-        self, narrow: list[Place], wide: list[Place], arguments: list[Argument], described: bool
-    ) -> None:
-        self.narrow, self.wide, self.arguments, self.described = narrow, wide, arguments, described
-        self.runs = _runs(narrow)
-        self.pointer = arguments[narrow[0].argument] if narrow[0].argument is not None else None
+    width: int
+    members: tuple[Place, ...]
+    level: int
+
+
+class _Group:
+    """Accesses of one kind through one argument."""
+
+    def __init__(self, members: list[Place], around: Surroundings) -> None:
+        self.members, self.around = members, around
+        first = members[0].argument
+        self.pointer = around.arguments[first] if first is not None else None
+        self.wide = [place for place in members if place.bytes >= FULL_BYTES]
+        self.by_address: dict[object, list[Place]] = defaultdict(list)
+        for place in members:
+            self.by_address[place.form.terms].append(place)
+        for found in self.by_address.values():
+            found.sort(key=lambda place: (place.offset, place.index))
 
     def cause(self, place: Place) -> Cause:
         """The cause of one of the narrow accesses."""
-        run = next(run for run in self.runs if place in run)
+        merge = self._merge(place, self._neighbours(place))
+        if place.is_strong and merge is not None:
+            return Cause(
+                "volatile", self._name,
+                f"{self._could(merge)}, but volatile and atomic accesses ({place.access.opcode}) are never merged",
+            )  # fmt: skip
+        if self.around.described:
+            promised = self._promised(place)
+            if promised is not None:
+                return promised
+        shifted = self._shifted(place, merge.width if merge is not None else place.bytes)
+        if shifted is not None:
+            return shifted
+        if merge is not None:
+            return self._hindered(place, merge)
+        return self._wrapped(place) or self._alone(place)
+
+    # What a package promised
+
+    def _promised(self, place: Place) -> Cause | None:
+        pointer = self.pointer
         if place.gathered:
             return Cause(
                 "gather", "", "the address comes from a loaded value: elements need not be neighbours"
             )
-        return self._promised(place, run) if self.described else self._from_code(place, run)
-
-    def _promised(self, place: Place, run: list[Place]) -> Cause:
-        pointer = self.pointer
         if pointer is not None and pointer.divisibility is None:
             return Cause(
                 "divisibility", pointer.name,
@@ -110,107 +171,367 @@ class _Group:
                 "divisibility", pointer.name,
                 f"{pointer.name} ({pointer.type}) is only known to be a multiple of {pointer.divisibility}",
             )  # fmt: skip
-        stride = self._stride(place)
-        if stride is not None:
-            return stride
+        for number, threads in place.products:
+            if threads:
+                return self._strided(number)
         for number in place.scalars:
-            argument = self.arguments[number]
+            argument = self.around.arguments[number]
             if argument.divisibility is None:
                 return Cause(
                     "divisibility", argument.name,
                     f"{argument.name} ({argument.type}) is part of the address and has no tt.divisibility",
                 )  # fmt: skip
-        if _misplaced(run):
-            return _offset(run)
+        run = self._run(place)
+        if run[0].offset % min(FULL_BYTES, 1 << (_together(run).bit_length() - 1)):
+            return self._offset(run[0])
         for number in place.conditions:
-            argument = self.arguments[number]
+            argument = self.around.arguments[number]
             if argument.divisibility is None:
                 return Cause(
                     "mask", argument.name,
                     f"the mask depends on {argument.name} ({argument.type}), which has no tt.divisibility: "
                     "elements of one access could differ in their mask",
                 )  # fmt: skip
-        return self._small(place, run)
-
-    def _from_code(self, place: Place, run: list[Place]) -> Cause:
-        stride = self._stride(place)
-        if stride is not None and len(run) == 1:
-            return stride
-        if self.wide and (len(run) == 1 or all(place.block != other.block for other in self.wide)):
-            return Cause("tail", self._name(), "the rest beside 16-byte accesses of the same argument")
-        if len(run) > 1:
-            if len({other.guard_key for other in run}) > 1 or len({other.block for other in run}) > 1:
-                return Cause(
-                    "mask", self._name(),
-                    f"{_merged(run)}, but each has a condition of its own",
-                )  # fmt: skip
-            if _misplaced(run):
-                return _offset(run)
-            return Cause(
-                "divisibility", self._name(),
-                f"{_merged(run)}, but the compiler can't know that the address is a multiple of {_together(run)}",
-            )  # fmt: skip
-        return self._small(place, run)
-
-    def _stride(self, place: Place) -> Cause | None:
-        for number, threads in place.products:
-            if threads:
-                name = self.arguments[number].name
-                return Cause("stride", name, f"elements of neighbouring threads are {name} elements apart")
         return None
 
-    def _small(self, place: Place, run: list[Place]) -> Cause:
-        total = sum(other.bytes for other in run)
-        if total < FULL_BYTES:
-            size = self.pointer.element_bytes if self.pointer is not None else None
-            unit = f"{total // size} × {size}" if size and total % size == 0 else f"{total}"
-            same = [other for other in self.runs if other[0].address_key == place.address_key]
-            if len(same) > 1 and not self.described:
-                apart = min(b[0].offset - a[0].offset for a, b in itertools.pairwise(same))
-                text = f"the thread's {len(same)} places there are {apart:#x} bytes apart, each {unit} bytes"
-                return Cause("stride", self._name(), text)
-            return Cause("dtype", self._name(), f"a thread has only {unit} bytes in a row there")
-        return Cause("unknown", self._name(), "neither arguments nor address arithmetic show why")
+    # What could have been merged
 
+    def _neighbours(self, place: Place) -> list[Place]:
+        """Accesses at a constant distance, by offset; those that the same index was extended for."""
+        same = self.by_address[place.form.terms]
+        return [other for other in same if other.form.indexed == place.form.indexed]
+
+    def _merge(self, place: Place, neighbours: list[Place]) -> _Merge | None:
+        """The widest access that could hold ``place`` and its neighbours, wherever these stand."""
+        known = self._zeros(place)
+        for width in WIDTHS:
+            if width <= place.bytes:
+                return None
+            if 1 << known >= width:
+                starts = [place.offset - place.offset % width]
+            else:  # counted from where the row starts; a rest at its end with what is in front of it
+                first = self._run(place)[0].offset
+                starts = [place.offset - (place.offset - first) % width]
+                starts += range(place.offset + place.bytes - width, place.offset + 1)
+            found = [m for start in starts if (m := self._window(place, neighbours, start, width)) is not None]
+            if found:
+                return min(found, key=lambda merge: merge.level)  # the first of the best
+        return None
+
+    def _window(self, place: Place, neighbours: list[Place], start: int, width: int) -> _Merge | None:
+        """The accesses that fill ``width`` bytes from offset ``start`` on; of several, those most like ``place``."""
+        best: dict[int, Place] = {place.offset: place}
+        for other in neighbours:
+            fits = start <= other.offset and other.offset + other.bytes <= start + width and other.bytes < width
+            if fits and self._preferred(place, other, best.get(other.offset)):
+                best[other.offset] = other
+        at, members = start, []
+        while at < start + width:
+            if at not in best:
+                return None
+            members.append(best[at])
+            at += best[at].bytes
+        if at != start + width or place not in members:
+            return None
+        return _Merge(width, tuple(members), self._level(members))
+
+    def _preferred(self, place: Place, other: Place, before: Place | None) -> bool:
+        if before is None:
+            return True
+        return before is not place and self._distance(place, other) < self._distance(place, before)
+
+    def _distance(self, one: Place, other: Place) -> tuple[int, int]:
+        apart = 0 if self._alike(one, other) else 1 if self._together(one, other) else 2
+        return apart, abs(one.index - other.index)
+
+    def _alike(self, one: Place, other: Place) -> bool:
+        return one.block == other.block and one.guard_key == other.guard_key
+
+    def _together(self, one: Place, other: Place) -> bool:
+        return one.guard_key == other.guard_key and self.around.order.together(one, other)
+
+    def _level(self, members: Sequence[Place]) -> int:
+        first = members[0]
+        if not all(self._together(first, other) for other in members):
+            return 3
+        if self.around.order.obstacle(_ordered(members)) is not None:
+            return 1
+        return 0 if all(other.block == first.block for other in members) else 2
+
+    def _zeros(self, place: Place) -> int:
+        """Low bits of the address that are zero if those of the pointer are, its constant left out."""
+        terms = tuple(term for term in place.form.terms if term[0] != place.base)
+        return self.around.sums.zeros(Form(terms))
+
+    # What stood in the way
+
+    def _hindered(self, place: Place, merge: _Merge) -> Cause:
+        could = self._could(merge)
+        if merge.level == 3:
+            return Cause("mask", self._name, f"{could}, but each has a condition of its own")
+        if merge.level == 1:
+            return self._apart(merge, could)
+        if 1 << self._zeros(place) < merge.width:
+            return self._unaligned(place, merge, could)
+        if merge.level == 2:
+            return Cause("unknown", self._name, f"{could}, but they stand in different blocks")
+        if self.around.described:
+            return Cause("unknown", self._name, f"{could}: alignment and order don't show why they are not")
+        base = self.around.sums.atoms.get(place.base) if place.base is not None else None
+        if base is None:
+            return Cause("unknown", "", f"{could}, but nothing is known of the address")
+        for wide in self.wide:
+            if self._alike(wide, place) and wide.base == place.base:
+                return Cause(
+                    "unknown", self._name,
+                    f"{could}, and {wide.access.opcode} at {self._pc(wide)} shows that the pointer is aligned",
+                )  # fmt: skip
+        if place.access.action == "copy to shared":
+            return Cause(
+                "unknown", self._name, f"{could}, but compilers leave asynchronous copies as they are written"
+            )
+        whose = "the pointer, which was read from memory," if base.loaded else "the pointer"
+        return Cause(
+            "divisibility", self._name,
+            f"{could}, but the compiler can't know that {whose} is a multiple of {merge.width}",
+        )  # fmt: skip
+
+    def _apart(self, merge: _Merge, could: str) -> Cause:
+        found = self.around.order.obstacle(_ordered(merge.members))
+        assert found is not None
+        where = f"{found.text.split(None, 1)[0] if found.text[0] != '@' else found.text} at {self._at(found.index)}"
+        if found.fence:
+            return Cause("barrier", self._name, f"{could}, but {where} stands between them")
+        stores = merge.members[0].access.action == "store"
+        return Cause(
+            "alias", self._name,
+            f"{could}, but {where} stands between them and may {'read or write' if stores else 'write'} the same "
+            "memory (are the pointers __restrict__?)",
+        )  # fmt: skip
+
+    def _unaligned(self, place: Place, merge: _Merge, could: str) -> Cause:
+        """The address is no multiple of the width whatever the pointer is."""
+        atom, factor = min(
+            (term for term in place.form.terms if term[0] != place.base),
+            key=lambda term: self.around.sums.zeros(Form((term,))),
+        )
+        part, step = self.around.sums.atoms[atom], self._step(atom, factor)
+        numbers = self.around.numbers(part.parameters)
+        factors = self.around.factors(part)
+        if part.kind is Kind.LOADED or part.loaded:
+            return Cause("gather", "", f"{could}, but they start at a place that was read from memory")
+        if numbers and part.kind is Kind.PARAMETER:
+            name = self.around.arguments[numbers[0]].name
+            return Cause(
+                "divisibility", name, f"{could}, but {name} is part of the address, and any number"
+            )
+        if factors:
+            name = self.around.arguments[factors[0]].name
+            return Cause(
+                "stride", name,
+                f"{could}, but they start at a multiple of {name}, which is known at run time only",
+            )  # fmt: skip
+        if part.kind in (Kind.SPECIAL, Kind.STEP) or (part.kind is Kind.PRODUCT and not factors):
+            total = _together(self._run(place))
+            whose = "iterations" if part.iterates else "neighbouring threads" if part.per_thread else "blocks"
+            if total < FULL_BYTES and step <= total:
+                return Cause(
+                    "dtype", self._name,
+                    f"a thread has only {self._unit(total)} bytes in a row there, and {whose} start {step} bytes "
+                    f"apart: no multiple of {merge.width}",
+                )  # fmt: skip
+            return Cause(
+                "stride", self._name, f"{could}, but {whose} start {step} bytes apart: no multiple of {merge.width}"
+            )
+        return Cause("unknown", self._name, f"{could}, but part of the address is computed in a way not followed")
+
+    def _shifted(self, place: Place, least: int) -> Cause | None:
+        """A run of places that starts at a constant that no access wider than ``least`` bytes can."""
+        run = self._run(place)
+        for width in WIDTHS:
+            if least < width <= _together(run) and 1 << self._zeros(place) >= width and self._level(run) == 0:
+                return self._offset(run[0])
+        return None
+
+    def _offset(self, first: Place) -> Cause:
+        return Cause(
+            "offset", "",
+            f"the places start {first.offset:#x} bytes behind the base, no multiple of {FULL_BYTES}",
+        )  # fmt: skip
+
+    def _wrapped(self, place: Place) -> Cause | None:
+        """Neighbours that are some only if an index of 32 bits doesn't wrap around."""
+        merge = self._merge(place, self.by_address[place.form.terms])
+        if merge is None or merge.level == 3:
+            return None
+        return Cause(
+            "wrap", self._name,
+            f"{self._could(merge)} if the unsigned 32-bit index doesn't wrap around, which the compiler can't know",
+        )  # fmt: skip
+
+    # Nothing could have been merged
+
+    def _alone(self, place: Place) -> Cause:
+        varying = [part for part, _ in self._parts(place) if part.per_thread or part.iterates]
+        run = self._run(place)
+        if any(other.bytes >= FULL_BYTES for other in run):
+            return Cause("tail", self._name, "the rest of a row beside 16-byte accesses of the same address")
+        if varying and any(not self._alike(place, other) for other in self.wide):
+            return Cause("tail", self._name, "the rest beside 16-byte accesses of the same argument")
+        if self._is_gathered(place):
+            return Cause(
+                "gather", "", "the address comes from a loaded value: elements need not be neighbours"
+            )
+        if any(part.iterates for part in varying) and self._has_body(place):
+            return Cause("tail", self._name, "the rest beside an unrolled loop over the same argument")
+        return self._strides(place, run) or self._small(place, run)
+
+    def _is_gathered(self, place: Place) -> bool:
+        base = self.around.sums.atoms.get(place.base) if place.base is not None else None
+        parts = [part for part, _ in self._parts(place)] + ([base] if base is not None else [])
+        return any(part.loaded and (part.per_thread or part.iterates) for part in parts)
+
+    @cached_property
+    def _bodies(self) -> list[Place]:
+        """Places that could have been merged with others."""
+        return [
+            place for place in self.members
+            if place.bytes < FULL_BYTES and self._merge(place, self._neighbours(place)) is not None
+        ]  # fmt: skip
+
+    def _has_body(self, place: Place) -> bool:
+        return any(not self._together(place, other) for other in self._bodies)
+
+    def _strides(self, place: Place, run: list[Place]) -> Cause | None:
+        around, total = self.around, _together(run)
+        beside = [other for other in self.members if self._alike(place, other) and other is not place]
+        for other in beside:  # places of one thread that an argument's value sets apart
+            for atom, _ in (other.form - place.form).terms:
+                part = around.sums.atoms[atom]
+                numbers = around.numbers(part.parameters) if part.kind is Kind.PARAMETER else around.factors(part)
+                if numbers:
+                    return self._strided(numbers[0], "the thread's places there")
+        runtime = [(part, numbers) for part, _ in self._parts(place) if (numbers := around.factors(part))]
+        for part, numbers in runtime:
+            if part.iterates:
+                return self._strided(numbers[0], "elements of successive iterations")
+        apart = self._apart_by(place, beside)
+        if apart:
+            count = 1 + len({other.offset for other in beside if other.form.terms == place.form.terms} - {place.offset})
+            return Cause(
+                "stride", self._name,
+                f"the thread's {count} places there are {apart:#x} bytes apart, each {self._unit(total)} bytes",
+            )  # fmt: skip
+        steps = [self._step(atom, factor) for atom, factor in self._regular(place, threads=True)]
+        rounds = [self._step(atom, factor) for atom, factor in self._regular(place, threads=False)]
+        if any(step <= total for step in steps):
+            return None
+        for part, numbers in runtime:
+            if part.per_thread:
+                return self._strided(numbers[0])
+        if any(step <= total for step in rounds):
+            return Cause(
+                "loop", self._name,
+                f"each iteration takes the {self._unit(total)} bytes behind the last one's: the loop isn't unrolled",
+            )  # fmt: skip
+        if steps:
+            return Cause(
+                "stride", self._name,
+                f"elements of neighbouring threads are {min(steps):#x} bytes apart, each {self._unit(total)} bytes",
+            )  # fmt: skip
+        if rounds:
+            return Cause(
+                "stride", self._name,
+                f"elements of successive iterations are {min(rounds):#x} bytes apart, each {self._unit(total)} bytes",
+            )  # fmt: skip
+        return None
+
+    def _apart_by(self, place: Place, beside: list[Place]) -> int:
+        """The least distance between the thread's places at a constant distance, 0 for no others."""
+        offsets = sorted({o.offset for o in beside if o.form.terms == place.form.terms} | {place.offset})
+        gaps = [second - first for first, second in itertools.pairwise(offsets)]
+        starts = [gap for gap in gaps if gap > place.bytes] if len(self._run(place)) > 1 else gaps
+        return min(starts, default=0)
+
+    def _small(self, place: Place, run: list[Place]) -> Cause:
+        total = _together(run)
+        parts = list(self._parts(place))
+        steps = [self._step(atom, factor) for atom, factor in self._regular(place, threads=True)]
+        if not parts or steps or not any(part.kind in (Kind.OTHER, Kind.LOADED) for part, _ in parts):
+            known = place.base is not None or bool(steps) or self.pointer is not None
+            if known and total < FULL_BYTES:
+                varying = any(part.per_thread or part.iterates for part, _ in parts)
+                shared = "" if varying else ", the same for all threads"
+                return Cause(
+                    "dtype", self._name, f"a thread has only {self._unit(total)} bytes in a row there{shared}"
+                )
+        return Cause("unknown", self._name, "neither arguments nor address arithmetic show why")
+
+    # Parts of an address
+
+    def _parts(self, place: Place) -> Iterator[tuple[Atom, int]]:
+        for atom, factor in place.form.terms:
+            if atom != place.base:
+                yield self.around.sums.atoms[atom], factor
+
+    def _regular(self, place: Place, threads: bool) -> Iterator[tuple[int, int]]:
+        """Terms that grow by a constant from thread to thread, or from iteration to iteration."""
+        for atom, factor in place.form.terms:
+            part = self.around.sums.atoms[atom]
+            if atom == place.base or part.loaded or (part.kind is Kind.PRODUCT and threads):
+                continue
+            if part.per_thread if threads else part.kind is Kind.STEP:
+                yield atom, factor
+
+    def _step(self, atom: int, factor: int) -> int:
+        return abs(signed(factor << self.around.sums.atoms[atom].zeros))
+
+    def _run(self, place: Place) -> list[Place]:
+        """The gapless places around this one under its own condition, each offset once."""
+        alike: dict[int, Place] = {}
+        for other in self._neighbours(place):
+            if self._alike(place, other):
+                alike.setdefault(other.offset, other)
+        alike[place.offset] = place
+        offsets = sorted(alike)
+        first = last = offsets.index(place.offset)
+        while first > 0 and offsets[first - 1] + alike[offsets[first - 1]].bytes == offsets[first]:
+            first -= 1
+        while last + 1 < len(offsets) and offsets[last] + alike[offsets[last]].bytes == offsets[last + 1]:
+            last += 1
+        return [alike[offset] for offset in offsets[first : last + 1]]
+
+    # Words
+
+    @property
     def _name(self) -> str:
         return self.pointer.name if self.pointer is not None else ""
 
+    def _unit(self, total: int) -> str:
+        size = self.pointer.element_bytes if self.pointer is not None else None
+        return f"{total // size} × {size}" if size and total % size == 0 else f"{total}"
 
-def _runs(places: list[Place]) -> list[list[Place]]:
-    """Accesses through the same registers at gapless offsets, each run in order of offset."""
-    by_address: dict[str, list[Place]] = defaultdict(list)
-    for place in places:
-        by_address[place.address_key].append(place)
-    runs = []
-    for members in by_address.values():
-        members.sort(key=lambda place: (place.offset, place.index))
-        run = [members[0]]
-        for place in members[1:]:
-            if place.offset == run[-1].offset + run[-1].bytes and _together(run) + place.bytes <= FULL_BYTES:
-                run.append(place)
-            else:
-                runs.append(run)
-                run = [place]
-        runs.append(run)
-    return runs
+    def _at(self, index: int) -> str:
+        return f"{index * self.around.order.code.arch.instruction_size:#06x}"
+
+    def _pc(self, place: Place) -> str:
+        return self._at(place.index)
+
+    def _could(self, merge: _Merge) -> str:
+        first, last = merge.members[0].offset, merge.members[-1].offset
+        return (
+            f"{len(merge.members)} accesses at {first:#x} to {last:#x} of the same address could be one of "
+            f"{merge.width * 8} bits"
+        )
+
+    def _strided(self, number: int, what: str = "elements of neighbouring threads") -> Cause:
+        name = self.around.arguments[number].name
+        return Cause("stride", name, f"{what} are {name} elements apart")
 
 
-def _together(run: list[Place]) -> int:
+def _ordered(members: Sequence[Place]) -> list[Place]:
+    return sorted(members, key=lambda place: place.index)
+
+
+def _together(run: Sequence[Place]) -> int:
     return sum(place.bytes for place in run)
-
-
-def _misplaced(run: list[Place]) -> bool:
-    """Whether the run starts at a constant offset that no 16-byte access could have."""
-    return run[0].offset % min(FULL_BYTES, 1 << (_together(run).bit_length() - 1)) != 0
-
-
-def _offset(run: list[Place]) -> Cause:
-    return Cause(
-        "offset", "",
-        f"the places start {run[0].offset:#x} bytes behind the base, no multiple of {FULL_BYTES}",
-    )  # fmt: skip
-
-
-def _merged(run: list[Place]) -> str:
-    places = f"{run[0].offset:#x} to {run[-1].offset:#x}"
-    return f"{len(run)} accesses at {places} of the same address could be one of {_together(run) * 8} bits"

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from gwatch.sass.code import JUMPS, Code
 
 _INDIRECT = ("BRX", "BRXU", "JMX", "JMXU")
-_ENDS = ("EXIT", "RET", "KILL", "RTT", "PRET")
+ENDS = ("EXIT", "RET", "KILL", "RTT", "PRET")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ def _blocks(
         leaves[index] = ([goal] if 0 <= goal < count else [], goes_on)
     for index in code.where(*_INDIRECT).tolist():
         leaves[index] = ([t // size for t in indirect.get(index * size, ())], bool(code.guarded[index]))
-    for index in code.where(*_ENDS).tolist():
+    for index in code.where(*ENDS).tolist():
         leaves[index] = ([], bool(code.guarded[index]))
     starts = {0, count}
     for index, (targets, _) in leaves.items():

@@ -11,11 +11,14 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from gwatch.inspect.linear import Form, Kind
 from gwatch.inspect.loops import Blocks
+from gwatch.inspect.sums import Sums
+from gwatch.inspect.values import NOTHING, Atom, Held, Register, Value
 from gwatch.sass.code import Code, split_text
 
 _REGISTER = re.compile(r"\b(U?R|U?P)([0-9]+)\b")
-_CONSTANT = re.compile(r"c\[0x0\]\s?\[(?:UR[0-9]+\+)?(0x[0-9a-f]+)\]")
+_CONSTANT = re.compile(r"c\[0x0\]\s?\[(?:(?:UR[0-9]+\+)?(0x[0-9a-f]+)|U?RZ)\]")
 _SPECIAL = re.compile(r"\bSR_[A-Z0-9_.]+")
 _SPLIT = re.compile(r",\s*(?![^\[]*\])")
 _PREDICATE = re.compile(r"U?P(?:[0-9]+|T)$")
@@ -61,6 +64,7 @@ _SILENT = frozenset(
     ]
 )
 _CONSTANT_LOADS = frozenset({"LDC", "ULDC", "LDCU"})
+_SPECIALS = frozenset({"S2R", "S2UR", "CS2R", "CS2UR"})
 _PRODUCTS = frozenset({"IMAD", "UIMAD", "IMUL", "UIMUL", "XMAD", "IDP"})
 _SHIFTED = frozenset({"LEA", "ULEA", "UCLEA"})
 _SHIFTS = frozenset({"SHF", "USHF", "SHL", "SHR"})
@@ -70,115 +74,123 @@ _COMPARES = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Value:
-    """Origins of a value. ``base``: byte offsets in constant bank 0 that were only added; ``scaled``: those that
-    were multiplied or shifted; ``specials``: special registers; ``products``: (bank offset, whether the other
-    factor varies from thread to thread); ``loaded``: it depends on a value read from global memory."""
-
-    base: frozenset[int] = frozenset()
-    scaled: frozenset[int] = frozenset()
-    specials: frozenset[str] = frozenset()
-    products: frozenset[tuple[int, bool]] = frozenset()
-    loaded: bool = False
-
-    def __or__(self, other: Value) -> Value:
-        if self == other or other == NOTHING:
-            return self
-        return Value(
-            self.base | other.base,
-            self.scaled | other.scaled,
-            self.specials | other.specials,
-            self.products | other.products,
-            self.loaded or other.loaded,
-        )
-
-    @property
-    def constants(self) -> frozenset[int]:
-        """All bank offsets, however used."""
-        return self.base | self.scaled
-
-    @property
-    def per_thread(self) -> bool:
-        """Whether it varies between the threads of a block."""
-        return self.loaded or any(
-            name.startswith(("SR_TID", "SR_LANE", "SR_VIRTID")) for name in self.specials
-        )
-
-    def multiplied(self) -> Value:
-        """The same origins after a multiplication or shift."""
-        return Value(frozenset(), self.constants, self.specials, self.products, self.loaded)
-
-
-NOTHING = Value()
-Register = tuple[str, int]
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """What a register holds: its ``value``'s origins, and a ``number`` that two registers share when the same
-    operation on the same inputs made them (value numbering). Under the condition ``guard`` ("" for none) it holds
-    ``guarded`` instead."""
-
-    value: Value
-    number: int
-    guard: str = ""
-    guarded: tuple[Value, int] = (Value(), -1)
-
-
-@dataclass(frozen=True, slots=True)
 class Seen:
-    """The state in front of one instruction, cut down to the registers it names."""
+    """The state in front of one instruction, cut down to the registers it names. ``condition``: under which it runs."""
 
     index: int
     block: int
     text: str
+    condition: str
     values: dict[Register, Value]
     numbers: dict[Register, int]
+    forms: dict[Register, Form]
 
 
 class _Tracer:
-    """Walks the blocks of a section and keeps, per block, what the registers hold at its end."""
+    """Walks the blocks of a section and keeps, per block, what the registers hold at its start and end."""
 
     def __init__(self, code: Code, blocks: Blocks) -> None:
         self.texts = code.texts
         self.blocks = blocks
+        self.starts: dict[int, dict[Register, Held]] = {}
         self.outputs: dict[int, dict[Register, Held]] = {}
         self.numbers: dict[tuple[object, ...], int] = {}
+        self.sums = Sums(self.number)
+        self.round = 0
 
     def number(self, *what: object) -> int:
         """The number of an operation on numbered inputs; equal operations get equal numbers."""
         return self.numbers.setdefault(what, len(self.numbers))
 
+    def form(self, held: Held, condition: str = "") -> Form:
+        """A register's low word; what isn't known as a sum is an atom of its own."""
+        value, number, form = held.under(condition)
+        if form is None:
+            form = self.sums.atom(
+                number, Atom(Kind.OTHER, 0, value.per_thread, False, value.constants, value.loaded)
+            )
+        return form
+
     def joined(self, block: int) -> dict[Register, Held]:
         """Registers at the start of a block: united over the blocks in front of it seen so far."""
-        before = [self.outputs[b] for b in self.blocks.before[block] if b in self.outputs]
-        if not before:
-            return {}
-        state = dict(before[0])
-        for other in before[1:]:
+        before = [b for b in self.blocks.before[block] if b in self.outputs]
+        forward = [b for b in before if b < block]
+        state: dict[Register, Held] = {}
+        for position, number in enumerate(forward):
+            other = self.outputs[number]
+            if not position:
+                state = dict(other)
+                continue
             for register, held in other.items():
                 mine = state.get(register)
                 if mine is None:
                     state[register] = held
                 elif mine != held:
-                    number = (
-                        mine.number if mine.number == held.number else self.number("join", block, register)
-                    )
-                    state[register] = Held(mine.value | held.value, number)
+                    state[register] = self.united(mine, held, block, register)
+        start = self.starts.get(block, {})
+        for number in before:
+            if number >= block:
+                self.looped(state, start, self.outputs[number], block)
         return state
+
+    def united(self, mine: Held, held: Held, block: int, register: Register) -> Held:
+        """What a register holds where two ways meet."""
+        if mine.number == held.number:
+            return Held(mine.value | held.value, mine.number, mine.form)
+        number = self.number("join", self.round, block, register)
+        form = None
+        if mine.form is not None or held.form is not None:
+            form = self.sums.merged(self.form(mine), self.form(held), number)
+        return Held(mine.value | held.value, number, form)
+
+    def looped(
+        self, state: dict[Register, Held], start: dict[Register, Held], back: dict[Register, Held], block: int
+    ) -> None:
+        """Unite ``state``, as the loop is entered, with what its end leaves. ``start`` and ``back`` are the first
+        walk's: what changed between them changes with each iteration."""
+        for register, held in back.items():
+            mine, first = state.get(register), start.get(register)
+            if mine is None or first is None:
+                state.setdefault(register, held)
+                continue
+            if first == held:
+                continue
+            number = self.number("join", self.round, block, register)
+            form = None
+            if mine.form is not None and first.form is not None and held.form is not None:
+                step = held.form - first.form
+                if step == Form():
+                    continue
+                form = self.sums.stepped(mine.form, step, block, number)
+            elif first.number == held.number:
+                continue
+            state[register] = Held(mine.value | held.value, number, form)
 
     def walk(self, block: int, wanted: frozenset[str], seen: list[Seen] | None) -> None:
         """Go through a block; append to ``seen`` what is in front of the wanted instructions."""
         state = self.joined(block)
+        self.starts[block] = dict(state)
         for index in range(*self.blocks.ranges[block]):
             guard, opcode, operands = split_text(self.texts[index])
             mnemonic = opcode.split(".")[0]
             condition = self.condition(state, guard)
             if seen is not None and (mnemonic in wanted or (guard and mnemonic in ("BRA", "EXIT"))):
-                seen.append(_seen(index, block, self.texts[index], state, condition))
+                seen.append(self.seen(index, block, state, condition))
             if mnemonic not in _SILENT:
                 self.step(state, index, guard, condition, mnemonic, opcode, operands)
         self.outputs[block] = state
+
+    def seen(self, index: int, block: int, state: dict[Register, Held], condition: str) -> Seen:
+        values: dict[Register, Value] = {}
+        numbers: dict[Register, int] = {}
+        forms: dict[Register, Form] = {}
+        for file, first in _REGISTER.findall(self.texts[index]):
+            for register in ((file, int(first)), (file, int(first) + 1)):
+                held = state.get(register)
+                values[register], numbers[register] = held.under(condition)[:2] if held else (NOTHING, -1)
+                if held and file in ("R", "UR"):
+                    forms[register] = self.form(held, condition)
+        return Seen(index, block, self.texts[index], condition, values, numbers, forms)
 
     def condition(self, state: dict[Register, Held], guard: str) -> str:
         """A key for a guard that is equal where the same predicate value is asked for; "" for none."""
@@ -207,6 +219,7 @@ class _Tracer:
         inputs: tuple[object, ...] = ("instruction", index)
         if mnemonic not in _LOADS:
             inputs = (opcode, *(self.source(state, condition, part) for part in sources))
+        written: dict[Register, Held] = {}
         for order, target in enumerate(targets):
             match = _REGISTER.match(target)
             if match is None:
@@ -216,17 +229,93 @@ class _Tracer:
                 register = (file, first + place)
                 part = value
                 if constant is not None:  # each register of a wide load holds its own part of the bank
-                    part = Value(base=frozenset({int(constant[1], 16) + 4 * place}))
+                    part = Value(base=frozenset({_offset(constant) + 4 * place}))
                 number = self.number(*inputs, order, place)
+                form = None
+                if file in ("R", "UR"):
+                    form = self.low(state, condition, mnemonic, opcode, sources, constant, number, place)
                 before = state.get(register)
                 if not guard:
-                    state[register] = Held(part, number)
-                else:
-                    old = before.number if before else -1
-                    whole = part | before.value if before else part
-                    state[register] = Held(
-                        whole, self.number("if", condition, number, old), condition, (part, number)
-                    )
+                    written[register] = Held(part, number, form)
+                    continue
+                old = before.number if before else -1
+                merged = self.number("if", condition, number, old)
+                both = None
+                if before is not None and (form is not None or before.form is not None):
+                    fresh = self.form(Held(part, number, form))
+                    both = self.sums.merged(self.form(before), fresh, merged)
+                whole = part | before.value if before else part
+                written[register] = Held(whole, merged, both, condition, (part, number, form))
+        state.update(written)  # only now: a wide result may stand on its own operands
+        if mnemonic in ("LEA", "ULEA") and ".HI.X" in opcode:
+            self.widened(state, condition, targets, sources)
+
+    def low(
+        self,
+        state: dict[Register, Held],
+        condition: str,
+        mnemonic: str,
+        opcode: str,
+        sources: list[str],
+        constant: re.Match[str] | None,
+        number: int,
+        place: int,
+    ) -> Form | None:
+        """The low word of one register written, as a sum; None where it is an atom of its own."""
+        if constant is not None:
+            return self.sums.parameter(_offset(constant) + 4 * place)
+        if mnemonic in _LOADS:
+            return self.loaded(state, condition, sources, number)
+        if mnemonic in _SPECIALS and _SPECIAL.match(sources[0] if sources else ""):
+            if place:
+                return None
+            threads = Value(specials=frozenset({sources[0]})).per_thread
+            return self.sums.atom(self.number("special", sources[0]), Atom(Kind.SPECIAL, 0, threads))
+        if mnemonic in ("CS2R", "CS2UR") and sources[:1] == ["SRZ"]:
+            return Form()
+        if place and opcode not in ("MOV.64", "UMOV.64"):
+            return None
+
+        def lookup(file: str, at: int) -> Form:
+            held = state.get((file, at + place))
+            if held is None:
+                unset = self.number("unset", file, at + place)
+                return self.sums.atom(unset, Atom(Kind.OTHER))
+            return self.form(held, condition)
+
+        return self.sums.result(mnemonic, opcode.split(".")[1:], sources, number, lookup)
+
+    def loaded(self, state: dict[Register, Held], condition: str, sources: list[str], number: int) -> Form:
+        """A word read from memory: it varies with its address."""
+        names = _REGISTER.findall(" ".join(sources))
+        held = [state.get((file, int(first))) for file, first in names if file in ("R", "UR")]
+        forms = [self.form(one, condition) for one in held if one is not None]
+        atoms = [self.sums.atoms[atom] for form in forms for atom, _ in form.terms]
+        return self.sums.atom(
+            number,
+            Atom(
+                Kind.LOADED, 0,
+                any(a.per_thread for a in atoms), any(a.iterates for a in atoms), frozenset(), True,
+            ),
+        )  # fmt: skip
+
+    def widened(
+        self, state: dict[Register, Held], condition: str, targets: list[str], sources: list[str]
+    ) -> None:
+        """A LEA whose high half takes RZ or a sign for the upper half of its index: that index had 32 bits."""
+        match = _REGISTER.match(targets[0]) if targets else None
+        plain = [text for text in sources if not _PREDICATE.match(text.lstrip("!"))]
+        if match is None or len(plain) < 4 or plain[2] not in ("RZ", "URZ"):
+            return
+        low = (match[1], int(match[2]) - 1)
+        held, index = state.get(low), _REGISTER.match(plain[0])
+        source = state.get((index[1], int(index[2]))) if index else None
+        if held is None or held.form is None or source is None or source.form is None or source.form.is_constant:
+            return
+        number = source.form.times(1 << int(plain[3], 16)).total
+        if number and held.form.constant and not held.guard:
+            form = Form(held.form.terms, held.form.constant - number, held.form.indexed + number)
+            state[low] = Held(held.value, held.number, form)
 
     def source(self, state: dict[Register, Held], condition: str, part: str) -> str:
         """An operand with its registers replaced by the numbers of what they hold."""
@@ -236,36 +325,25 @@ class _Tracer:
             wide = ".64" in part or "[" in part
             held = [state.get((file, first + k)) for k in range(2 if wide else 1)]
             return ",".join(
-                str(_under(h, condition)[1]) if h else f"?{file}{first + k}" for k, h in enumerate(held)
+                str(h.under(condition)[1]) if h else f"?{file}{first + k}" for k, h in enumerate(held)
             )
 
         return _REGISTER.sub(name, part.replace(".reuse", ""))
 
 
-def trace(code: Code, blocks: Blocks, wanted: frozenset[str]) -> list[Seen]:
+def trace(code: Code, blocks: Blocks, wanted: frozenset[str]) -> tuple[list[Seen], Sums]:
     """What is known in front of every instruction with a mnemonic in ``wanted``, and of guarded branches and exits,
-    in address order."""
+    in address order; and the atoms of its sums."""
     tracer = _Tracer(code, blocks)
     seen: list[Seen] = []
-    for found in (None, seen):
+    for tracer.round, found in enumerate((None, seen)):
         for block in range(len(blocks.ranges)):
             tracer.walk(block, wanted, found)
-    return seen
+    return seen, tracer.sums
 
 
-def _under(held: Held, condition: str) -> tuple[Value, int]:
-    """What a register holds for an instruction that runs under ``condition``."""
-    return held.guarded if condition and held.guard == condition else (held.value, held.number)
-
-
-def _seen(index: int, block: int, text: str, state: dict[Register, Held], condition: str) -> Seen:
-    values: dict[Register, Value] = {}
-    numbers: dict[Register, int] = {}
-    for file, first in _REGISTER.findall(text):
-        for register in ((file, int(first)), (file, int(first) + 1)):
-            held = state.get(register)
-            values[register], numbers[register] = _under(held, condition) if held else (NOTHING, -1)
-    return Seen(index, block, text, values, numbers)
+def _offset(constant: re.Match[str]) -> int:
+    return int(constant[1], 16) if constant[1] else 0
 
 
 def _targets(mnemonic: str, parts: list[str]) -> list[str]:
@@ -330,11 +408,11 @@ def _source(state: dict[Register, Held], condition: str, part: str) -> Value:
     """Origins of one operand."""
     value = NOTHING
     for match in _CONSTANT.finditer(part):
-        value = value | Value(base=frozenset({int(match[1], 16)}))
+        value = value | Value(base=frozenset({_offset(match)}))
     for file, first in _REGISTER.findall(part):
         for number in range(int(first), int(first) + (2 if ".64" in part else 1)):
             held = state.get((file, number))
-            value = value | _under(held, condition)[0] if held else value
+            value = value | held.under(condition)[0] if held else value
     for name in _SPECIAL.findall(part):
         value = value | Value(specials=frozenset({name}))
     return value

@@ -8,18 +8,22 @@ arithmetic does: what could have been one access, and what stood in the way.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gwatch.cuda.binary import KernelDef, nvinfo
 from gwatch.cuda.binary.nvinfo import Attr
-from gwatch.inspect.causes import Cause, Place, explain
+from gwatch.inspect.causes import Cause, Place, Surroundings, explain
 from gwatch.inspect.demangle import demangle
 from gwatch.inspect.facts import indirect_targets
+from gwatch.inspect.linear import Form, Kind
 from gwatch.inspect.loops import find_blocks
 from gwatch.inspect.opcodes import access_of
-from gwatch.inspect.origin import NOTHING, Seen, Value, trace
+from gwatch.inspect.order import Order
+from gwatch.inspect.origin import Seen, trace
+from gwatch.inspect.sums import Sums
 from gwatch.inspect.triton_source import Argument, TritonKernel
+from gwatch.inspect.values import NOTHING, Atom, Value
 from gwatch.inspect.view import CubinView
 
 _ADDRESS = re.compile(r"\[R([0-9]+|Z)((?:\.U32|\.64)?)(?:\+UR([0-9]+))?(?:\+(-?0x[0-9a-f]+))?\]")
@@ -27,6 +31,8 @@ _UNIFORM = re.compile(r"\[UR([0-9]+)(?:\.64)?(?:\+(-?0x[0-9a-f]+))?\]")
 _GUARD = re.compile(r"@(!?)(U?P)([0-9])")
 WANTED = frozenset({"LDG", "STG", "LD", "ST", "LDGSTS"})
 FULL_BITS = 128
+GUESSED = "*"
+"""Type of an argument of 8 bytes of which nothing is known: a pointer, unless something is multiplied with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,10 +112,13 @@ def vectorization(
     Raises CubinError for damaged attributes or line tables.
     """
     code = view.code(kernel)
-    places = _Places(view, kernel, description)
-    seen = trace(code, find_blocks(code, indirect_targets(view, kernel)), WANTED)
+    blocks = find_blocks(code, indirect_targets(view, kernel))
+    seen, sums = trace(code, blocks, WANTED)
+    places = _Places(view, kernel, description, sums)
     found = [place for place in map(places.of, seen) if place is not None]
-    causes = explain(found, places.arguments, description is not None)
+    order = Order(code, blocks, found)
+    around = Surroundings(places.arguments, description is not None, sums, order, places.numbers)
+    causes = explain(found, around)
     lines = kernel.map_address_to_line
     accesses = []
     for place in found:
@@ -145,7 +154,10 @@ def vectorization(
 class _Places:
     """Turns what was seen in front of an instruction into a :class:`Place`."""
 
-    def __init__(self, view: CubinView, kernel: KernelDef, description: TritonKernel | None) -> None:
+    def __init__(
+        self, view: CubinView, kernel: KernelDef, description: TritonKernel | None, sums: Sums
+    ) -> None:
+        self.sums = sums
         records = view.attributes(kernel)
         bank = view.attribute(Attr.PARAM_CBANK, kernel)
         base = bank.words[1] & 0xFFFF if bank is not None and len(bank.words) == 2 else 0
@@ -158,6 +170,10 @@ class _Places:
         self.ordinal = {
             base + p.offset + at: p.ordinal for p in self.parameters for at in range(0, p.size, 4)
         }
+        multiplied = {o for a in sums.atoms.values() if a.kind is Kind.PRODUCT for o in a.parameters}
+        for ordinal in {self.ordinal[offset] for offset in multiplied if offset in self.ordinal}:
+            if ordinal < count and self.arguments[ordinal].type == GUESSED:
+                self.arguments[ordinal] = replace(self.arguments[ordinal], type="8 bytes")
         self.size = view.arch.instruction_size
         self.skips: list[tuple[int, Seen]] = []
 
@@ -170,7 +186,13 @@ class _Places:
         if access is None:
             self.skips.append((seen.block, seen))
             return None
-        address, key, offset = self._address(seen, body)
+        address, form = self._address(seen, body)
+        added = [
+            self.sums.atoms[atom].parameters for atom, factor in form.terms
+            if factor == 1 and self.sums.atoms[atom].kind is Kind.PARAMETER
+        ]  # fmt: skip
+        # What the sum says is exact; origins are united where ways meet.
+        argument = self._base(Value(base=frozenset().union(*added))) if added else self._base(address)
         conditions, guard_key, guard = NOTHING, "", ""
         if match:
             register = (match[2], int(match[3]))
@@ -182,7 +204,6 @@ class _Places:
             passed = _GUARD.match(skip.text)
             if passed:
                 conditions = skip.values.get((passed[2], int(passed[3])), NOTHING)
-                guard_key = f"behind:{skip.index}"
         return Place(
             index=seen.index,
             block=seen.block,
@@ -190,47 +211,60 @@ class _Places:
             access=access,
             guard=guard,
             guard_key=guard_key,
-            address_key=key,
-            offset=offset,
-            argument=self._base(address),
-            scalars=self._numbers(address.constants),
-            conditions=self._numbers(conditions.constants),
+            form=form,
+            base=self._pointer(form, argument),
+            argument=argument,
+            scalars=self.numbers(address.constants),
+            conditions=self.numbers(conditions.constants),
             products=tuple(
                 (number, threads)
                 for constant, threads in sorted(address.products)
-                for number in self._numbers(frozenset({constant}))
+                for number in self.numbers(frozenset({constant}))
             ),
             gathered=address.loaded,
         )
 
-    def _address(self, seen: Seen, body: str) -> tuple[Value, str, int]:
-        """Origins of the address, a key that is equal for equal registers, and the constant offset."""
+    def _address(self, seen: Seen, body: str) -> tuple[Value, Form]:
+        """Origins of the address, and its low word as a sum."""
         # LDGSTS names the shared destination first; the global address is the last one.
         matches = list(_ADDRESS.finditer(body))
+        unknown = self.sums.atom(self.sums.number("address", seen.index), Atom(Kind.OTHER))
+        added = []
         if matches:
             match = matches[-1]
-            registers = []
             if match[1] != "Z":
-                first = int(match[1])
-                registers = [("R", first), ("R", first + 1)] if match[2] == ".64" else [("R", first)]
+                added.append((("R", int(match[1])), match[2]))
             if match[3]:
-                registers += [("UR", int(match[3])), ("UR", int(match[3]) + 1)]
+                added.append((("UR", int(match[3])), ".64"))
             offset = int(match[4], 16) if match[4] else 0
         else:
-            uniform = _UNIFORM.search(body)
-            if uniform is None:
-                return NOTHING, f"?{seen.index}", 0
-            registers = [("UR", int(uniform[1])), ("UR", int(uniform[1]) + 1)]
-            offset = int(uniform[2], 16) if uniform[2] else 0
-        value = NOTHING
-        for register in registers:
-            value = value | seen.values.get(register, NOTHING)
-        # Numbers of contents, not names of registers: one address may be worked out in several places.
-        numbers = [(register, seen.numbers.get(register, -1)) for register in registers]
-        key = ",".join(str(n) if n >= 0 else f"{register}" for register, n in numbers)
-        return value, key, offset
+            uniform = list(_UNIFORM.finditer(body))
+            if not uniform:
+                return NOTHING, unknown
+            added.append((("UR", int(uniform[-1][1])), ".64"))
+            offset = int(uniform[-1][2], 16) if uniform[-1][2] else 0
+        value, form = NOTHING, Form()
+        for (file, first), kind in added:
+            value = value | seen.values.get((file, first), NOTHING)
+            if kind == ".64":
+                value = value | seen.values.get((file, first + 1), NOTHING)
+            part = seen.forms.get((file, first), unknown)
+            form = form + (part.extended() if kind == ".U32" else part)
+        return value, form.plus(offset)
 
-    def _numbers(self, constants: frozenset[int]) -> tuple[int, ...]:
+    def _pointer(self, form: Form, argument: int | None) -> int | None:
+        """The atom of an address that is the pointer it is counted from: the argument's, else one read from memory."""
+        loaded = None
+        for atom, factor in form.terms:
+            part = self.sums.atoms[atom]
+            if factor == 1 and part.kind is Kind.PARAMETER and argument is not None:
+                if self._base(Value(base=part.parameters)) == argument:
+                    return atom
+            elif factor == 1 and part.kind is Kind.LOADED and not part.zeros:
+                loaded = atom if loaded is None else -1
+        return loaded if argument is None and loaded != -1 else None
+
+    def numbers(self, constants: frozenset[int]) -> tuple[int, ...]:
         """Ordinals of the non-pointer arguments at these bank offsets."""
         found = {self.ordinal[c] for c in constants if c in self.ordinal}
         return tuple(sorted(n for n in found if n < len(self.arguments) and not self.arguments[n].is_pointer))
@@ -257,7 +291,7 @@ class _Places:
         name = f"{self.arguments[ordinal].name}+{offset:#x}"
         known = [index for index, argument in enumerate(self.arguments) if argument.name == name]
         if not known:
-            self.arguments.append(Argument(name, "*", None))
+            self.arguments.append(Argument(name, GUESSED, None))
         return known[0] if known else len(self.arguments) - 1
 
 
@@ -274,7 +308,7 @@ def _arguments(name: str, sizes: list[int], description: TritonKernel | None) ->
             for n, text in enumerate(types)
         ]
     return [
-        Argument(f"argument {n}", "*" if size == 8 else f"{size} bytes", None) for n, size in enumerate(sizes)
+        Argument(f"argument {n}", GUESSED if size == 8 else f"{size} bytes", None) for n, size in enumerate(sizes)
     ]
 
 

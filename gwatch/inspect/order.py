@@ -1,0 +1,154 @@
+"""Whether two accesses of a kernel run under the same conditions, and what between them keeps them apart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from gwatch.inspect.loops import ENDS, Blocks
+from gwatch.sass.code import Code
+
+if TYPE_CHECKING:
+    from gwatch.inspect.causes import Place
+
+_FENCES = (
+    "BAR", "MEMBAR", "FENCE", "WARPSYNC", "UCGABAR_ARV", "UCGABAR_WAIT", "SYNCS", "CALL", "BARSYNC", "ACQBULK",
+    "CGABAR",
+)  # fmt: skip
+_WRITES = ("STG", "ST", "ATOM", "ATOMG", "RED", "REDG", "UTMASTG", "UTMAREDG", "UBLKCP", "UBLKRED")
+_READS = ("LDG", "LD", "LDGSTS", "UTMALDG")
+
+
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    """An instruction that accesses may not be moved across: a ``fence``, or an access of maybe the same memory."""
+
+    index: int
+    text: str
+    fence: bool
+
+
+class Order:
+    """Order and control flow of one kernel's accesses."""
+
+    def __init__(self, code: Code, blocks: Blocks, places: Iterable[Place]) -> None:
+        self.code, self.blocks = code, blocks
+        self.places = {place.index: place for place in places}
+
+    @cached_property
+    def _fences(self) -> list[int]:
+        return list(self.code.where(*_FENCES).tolist())
+
+    @cached_property
+    def _writes(self) -> list[int]:
+        return list(self.code.where(*_WRITES).tolist())
+
+    @cached_property
+    def _all(self) -> list[int]:
+        return list(self.code.where(*_WRITES, *_READS).tolist())
+
+    def obstacle(self, members: Sequence[Place]) -> Obstacle | None:
+        """What lies between accesses that would be one, all of them loads or all of them stores."""
+        first, last = members[0].index, members[-1].index
+        if all("CONSTANT" in place.access.modifiers for place in members):
+            return None  # nothing writes what they read while the kernel runs
+        for index in self._fences:
+            if first < index < last:
+                return Obstacle(index, self.code.texts[index], True)
+        loads = members[0].access.action == "load"
+        own = {place.index for place in members}
+        for index in self._writes if loads else self._all:
+            if first < index < last and index not in own and self._may_touch(index, members):
+                return Obstacle(index, self.code.texts[index], False)
+        return None
+
+    def _may_touch(self, index: int, members: Sequence[Place]) -> bool:
+        """Whether the access at ``index`` may be of memory that ``members`` access."""
+        other = self.places.get(index)
+        if other is None:
+            return True
+        if "CONSTANT" in other.access.modifiers:
+            return False
+        if (other.form.terms, other.form.indexed) != (members[0].form.terms, members[0].form.indexed):
+            return True
+        start = members[0].form.total if len(members) == 1 else min(place.form.total for place in members)
+        end = max(place.form.total + place.bytes for place in members)
+        return other.form.total < end and start < other.form.total + other.bytes
+
+    def together(self, one: Place, other: Place) -> bool:
+        """Whether two accesses in different blocks run under the same conditions, as far as branches say."""
+        if one.block == other.block:
+            return True
+        first, second = sorted((one.block, other.block))
+        return first in self._dominators[second] and second in self._postdominators[first]
+
+    @cached_property
+    def _dominators(self) -> _Sets:
+        return _Sets(self.blocks.before, self.blocks.after, [0])
+
+    @cached_property
+    def _postdominators(self) -> _Sets:
+        leaving = set(self.code.where(*ENDS).tolist())  # with a guard, some threads end there and others go on
+        ends = [
+            block for block, after in enumerate(self.blocks.after)
+            if not after or self.blocks.ranges[block][1] - 1 in leaving
+        ]  # fmt: skip
+        return _Sets(self.blocks.after, self.blocks.before, ends)
+
+
+class _Sets:
+    """Dominators of each block, from the ``roots`` on; asked for as chains of immediate ones."""
+
+    def __init__(
+        self, before: Sequence[Sequence[int]], after: Sequence[Sequence[int]], roots: Sequence[int]
+    ) -> None:
+        self.root = len(before)  # a root of all roots
+        order = self._postorder(after, roots)
+        self.rank = {block: place for place, block in enumerate(order)}
+        self.parent = {self.root: self.root}
+        starts = set(roots)
+        changed = True
+        while changed:
+            changed = False
+            for block in reversed(order[:-1]):
+                found = self.root if block in starts else None
+                for other in before[block]:
+                    if other in self.parent:
+                        found = other if found is None else self._meet(found, other)
+                if found is not None and self.parent.get(block) != found:
+                    self.parent[block] = found
+                    changed = True
+
+    def _postorder(self, after: Sequence[Sequence[int]], roots: Sequence[int]) -> list[int]:
+        order: list[int] = []
+        met = {self.root}
+        work = [(self.root, iter(roots))]
+        while work:
+            block, successors = work[-1]
+            for successor in successors:
+                if successor not in met:
+                    met.add(successor)
+                    work.append((successor, iter(after[successor])))
+                    break
+            else:
+                order.append(block)
+                work.pop()
+        return order
+
+    def _meet(self, one: int, other: int) -> int:
+        while one != other:
+            while self.rank[one] < self.rank[other]:
+                one = self.parent[one]
+            while self.rank[other] < self.rank[one]:
+                other = self.parent[other]
+        return one
+
+    def __getitem__(self, block: int) -> set[int]:
+        """The blocks that dominate ``block``, itself included."""
+        found = {block}
+        while block in self.parent and self.parent[block] not in found:
+            block = self.parent[block]
+            found.add(block)
+        return found
