@@ -44,7 +44,7 @@ class PlacedSite:
 
 @dataclass(frozen=True, slots=True)
 class ReuseEdit:
-    """The ``.reuse`` bits cleared on original instruction ``index`` because code now stands behind it."""
+    """The ``.reuse`` bits cleared on original instruction ``index``: code now stands before the use of what it keeps."""
 
     index: int
     bits: int

@@ -25,7 +25,7 @@ from gwatch.sass.arch import occupancy
 from gwatch.sass.cfg import Words
 from gwatch.sass.control import Control, control_fields
 from gwatch.sass.hazards import check_rewrite
-from gwatch.sass.integrity import Rewrite, keeper
+from gwatch.sass.integrity import Kept, Rewrite
 from gwatch.sass.isa import isa_for
 from gwatch.sass.latency import latency_for
 from gwatch.sass.motion import place_words, plan_layout
@@ -416,16 +416,12 @@ class _Build:
     def _clear_reuse(self, body: Words, words: Words) -> tuple[ReuseEdit, ...]:
         edits = []
         control = control_fields(words)
-        reads = self.around.view.masks("R").reads
-        for index in sorted({keeper(reads, run.index) for run in self.runs}):
-            if index < 0:
-                continue
-            # With bit 109 at 0 the reuse bits mean something else.
+        kept = Kept(self.isa, self.around.view, self.around.cfg)
+        for index in sorted({index for run in self.runs for index in kept.before(run.index)}):
             if control["reuse"][index] and control["yield_flag"][index]:
                 body[int(self.layout.place_map[index]), 1] &= ~(np.uint64(15) << REUSE_SHIFT)
                 edits.append(ReuseEdit(index, int(control["reuse"][index])))
-            # Texts of facts show no control bits: sparse products mark the register of their metadata by a bit of the
-            # instruction itself.
+            # Sparse products mark the register of their metadata by a bit of the instruction itself.
             text = self.around.view.facts(index).text
             if ".reuse" in text:
                 raise SiteError(

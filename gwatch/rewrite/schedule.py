@@ -19,7 +19,7 @@ from gwatch.sass.cfg import Cfg, Flow
 from gwatch.sass.control import NO_SCOREBOARD, Control
 from gwatch.sass.flight import Flights
 from gwatch.sass.latency import UNKNOWN, LatencyTable, latency_class
-from gwatch.sass.scoreboards import Waits, producers, readiness, result_board
+from gwatch.sass.scoreboards import Waits, producers, readiness, result_board, timed
 from gwatch.sass.uses import ALWAYS, CodeView, Key, Use, WordFacts
 
 BRANCH_STALL = 5
@@ -397,7 +397,7 @@ class Scheduler:
             for item in producers(self.cfg, self.view, self.waits, index, *key):
                 facts = self.view.facts(item.index)
                 board = result_board(self.view, item.index, key[0])
-                if facts.kind == "fixed":
+                if timed(self.view, item.index):
                     delay = max(
                         delay, self.latency.settled(latency_class(facts.opcode), key[0]) - item.distance
                     )
@@ -475,23 +475,24 @@ class Scheduler:
         if not theirs:
             return 0
         worst = 0
-        best: dict[int, int] = {}
-        stack = [(run.index, 0)]
+        best: dict[tuple[int, Key], int] = {}
+        stack = [(run.index, 0, key) for key in theirs]
         while stack:
-            index, elapsed = stack.pop()
-            if elapsed >= UNKNOWN or best.get(index, UNKNOWN) <= elapsed:
+            index, elapsed, key = stack.pop()
+            if elapsed >= UNKNOWN or best.get((index, key), UNKNOWN) <= elapsed:
                 continue
-            best[index] = elapsed
+            best[index, key] = elapsed
             facts = self.view.facts(index)
+            mine = [use for use in facts.uses if key in use.registers()]
             leaves = self.cfg.flow.kind[index] == Flow.CALL_OUT or not facts.complete
-            for key, items in theirs.items():
-                for at, producer in items:
-                    needed = self.latency.settled(producer, key[0]) if leaves else 0
-                    for use in facts.uses:
-                        if key in use.registers():
-                            needed = max(needed, self._distance(producer, use, latency_class(facts.opcode)))
-                    worst = max(worst, needed - (elapsed - at))
-            stack.extend((item, elapsed + self.view.stall(index)) for item in self.cfg.successors(index))
+            for at, producer in theirs[key]:
+                needed = self.latency.settled(producer, key[0]) if leaves else 0
+                for use in mine:
+                    needed = max(needed, self._distance(producer, use, latency_class(facts.opcode)))
+                worst = max(worst, needed - (elapsed - at))
+            # Who comes behind an overwrite finds another value, which is the kernel's to time.
+            if facts.guard != ALWAYS or not any(use.write for use in mine):
+                stack.extend((item, elapsed + self.view.stall(index), key) for item in self.cfg.successors(index))
         return worst
 
     def _distance(self, producer: str, use: Use, consumer: str) -> int:

@@ -26,7 +26,7 @@ from gwatch.sass.liveness import Liveness
 from gwatch.sass.motion import refuse_relative_returns, return_addresses
 from gwatch.sass.pcs import Computed, computed_returns
 from gwatch.sass.replay import step_of
-from gwatch.sass.scoreboards import Waits, producers, result_board
+from gwatch.sass.scoreboards import Waits, producers, result_board, timed
 from gwatch.sass.uses import CodeView
 
 if TYPE_CHECKING:
@@ -395,7 +395,7 @@ class Surroundings:
         for item in found:
             facts = self.view.facts(item.index)
             board = result_board(self.view, item.index, "P")
-            if facts.kind == "fixed":
+            if timed(self.view, item.index):
                 cost = max(cost, latency.settled(latency_class(facts.opcode), "P") - item.distance)
             elif facts.kind == "async" or board == NO_SCOREBOARD:
                 return NEVER_LANDS

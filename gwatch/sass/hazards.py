@@ -20,7 +20,7 @@ from gwatch.sass.control import NO_SCOREBOARD, Control
 from gwatch.sass.integrity import OriginalsChecker, Report, Rewrite
 from gwatch.sass.latency import LatencyTable, latency_class
 from gwatch.sass.replay import Replay
-from gwatch.sass.scoreboards import FAR, Waits, readiness
+from gwatch.sass.scoreboards import FAR, Waits, readiness, timed
 from gwatch.sass.uses import ALWAYS, CodeView, Key, Use
 
 if TYPE_CHECKING:
@@ -90,34 +90,37 @@ class RewriteChecker:
         if facts.kind != "fixed":
             return
         producer = latency_class(facts.opcode)
-        best: dict[int, int] = {}
-        stack = [(item, self.view.stall(index)) for item in self.cfg.successors(index)]
+        best: dict[tuple[int, int], int] = {}
+        start = self.view.stall(index)
+        stack = [(item, start, number) for item in self.cfg.successors(index) for _, number in use.registers()]
         while stack:
-            at, distance = stack.pop()
-            if distance >= FAR or best.get(at, FAR) <= distance:
+            at, distance, number = stack.pop()
+            if distance >= FAR or best.get((at, number), FAR) <= distance:
                 continue
-            best[at] = distance
+            best[at, number] = distance
             other = self.view.facts(at)
+            theirs = [their for their in other.uses if their.file == use.file and their.covers(number)]
             if not self.inserted[at]:
                 needed = 1
                 if self.cfg.leaves[at] or not other.complete:
                     needed = self.latency.settled(producer, use.file)
-                for their in other.uses:
-                    if any(their.file == use.file and their.covers(number) for _, number in use.registers()):
-                        name = latency_class(other.opcode)
-                        least = (
-                            self.latency.overwrite(producer, use.file, name)
-                            if their.write
-                            else self.latency.distance(producer, use.file, name, their.role)
-                        )
-                        needed = max(needed, least)
+                name = latency_class(other.opcode)
+                for their in theirs:
+                    least = (
+                        self.latency.overwrite(producer, use.file, name)
+                        if their.write
+                        else self.latency.distance(producer, use.file, name, their.role)
+                    )
+                    needed = max(needed, least)
                 if distance < needed:
                     self._report(
                         index,
                         "lands-late",
                         f"{facts.text} may land {needed - distance} cycles after {other.text} needs its register",
                     )
-            stack.extend((item, distance + self.view.stall(at)) for item in self.cfg.successors(at))
+            # Behind an overwrite, which comes late enough itself, the register holds another result.
+            if other.guard != ALWAYS or not any(their.write for their in theirs):
+                stack.extend((item, distance + self.view.stall(at), number) for item in self.cfg.successors(at))
 
     def _control(self, index: int) -> None:
         facts = self.view.facts(index)
@@ -144,25 +147,29 @@ class RewriteChecker:
             self._report(index, "scoreboard", f"{facts.text} takes no scoreboard for its result or sources")
 
     def _window(self, index: int, use: Use) -> None:
-        """Fixed-latency results of inserted code: walk back until no result can still be on its way."""
+        """Results of fixed latency: walk back until none can still be on its way. A call that leaves the section hands
+        over finished results of the kernel's.
+        """
         consumer = self.view.facts(index)
-        best: dict[tuple[int, Key], int] = {}
+        best: dict[tuple[int, Key, bool], int] = {}
         stack = [
-            (before, self.view.stall(before), key)
+            (before, self.view.stall(before), key, False)
             for before in self.cfg.predecessors(index)
             for key in use.registers()
         ]
         while stack:
-            at, distance, key = stack.pop()
-            if distance >= FAR or best.get((at, key), FAR) <= distance:
+            at, distance, key, called = stack.pop()
+            if distance >= FAR or best.get((at, key, called), FAR) <= distance:
                 continue
-            best[at, key] = distance
+            best[at, key, called] = distance
             facts = self.view.facts(at)
+            called = called or self.cfg.leaves[at]
+            young = not called or bool(self.inserted[at])
             written = [item for item in facts.writes() if item.file == key[0] and item.covers(key[1])]
-            slow = use.write and facts.mnemonic.endswith("MMA") and distance < _MATRIX_READ
+            slow = young and use.write and facts.mnemonic.endswith("MMA") and distance < _MATRIX_READ
             if slow and any(item.file == key[0] and item.covers(key[1]) for item in facts.reads()):
                 self._report(index, "overwrite", f"{consumer.text} overwrites what {facts.text} may still read")
-            if written and facts.kind == "fixed":
+            if written and young and timed(self.view, at):
                 name = latency_class(consumer.opcode)
                 producer = latency_class(facts.opcode)
                 needed = (
@@ -180,7 +187,7 @@ class RewriteChecker:
             if written and facts.guard == ALWAYS:
                 continue
             stack.extend(
-                (before, distance + self.view.stall(before), key) for before in self.cfg.predecessors(at)
+                (before, distance + self.view.stall(before), key, called) for before in self.cfg.predecessors(at)
             )
 
     def _kernel_value(self, index: int, use: Use) -> None:

@@ -6,14 +6,14 @@ copy must be what they claim to be; and the registers given to inserted code mus
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from gwatch.sass.cfg import Cfg, Flow, Words
+from gwatch.sass.cfg import Cfg, Flow, Words, opcode_keys, word_at
 from gwatch.sass.control import CONTROL_MASK
 from gwatch.sass.indirect import Tables, displacement, table_place
 from gwatch.sass.scoreboards import Waits
@@ -27,16 +27,47 @@ _YIELD_HIGH = np.uint64(1 << (109 - 64))
 _IMMEDIATE_LOW = np.uint64(0xFFFFFFFF << 32)
 _CONTROL_HIGH = np.uint64(CONTROL_MASK >> 64)
 _REUSE_BITS = 15 << 122
+_PRODUCT = "MMA"
 
 
-def keeper(reads: Sequence[int], index: int) -> int:
-    """The instruction whose kept operands the next one from ``index`` on that reads general registers would get: the
-    last before ``index`` that reads any itself (``reads``: a mask of them per instruction); -1 for none.
+class Kept:
+    """Which operands a section's instructions keep for later ones.
+
+    An operand is kept, in compiler code, until another register is read in its operand place or the block ends, across
+    any instruction that reads none there. A sparse product that keeps its metadata keeps it for the next product.
     """
-    before = index - 1
-    while before >= 0 and not reads[before]:
-        before -= 1
-    return before
+
+    def __init__(self, isa: Isa, view: CodeView, cfg: Cfg) -> None:
+        self.isa, self.view = isa, view
+        self._starts = np.flatnonzero(cfg.leaders)
+        # With bit 109 at 0 the reuse bits mean something else.
+        self._places = np.where(view.control["yield_flag"] != 0, view.control["reuse"], 0)
+        self._marked = np.zeros(len(view), bool)
+        keys = opcode_keys(view.words)
+        for key in np.unique(keys):
+            places = np.flatnonzero(keys == key)
+            if view.facts(int(places[0])).mnemonic.endswith(_PRODUCT):
+                # Texts of facts show no control bits: the mark is one of the instruction itself.
+                self._marked[places] = [".reuse" in view.facts(index).text for index in places.tolist()]
+
+    def before(self, index: int) -> list[int]:
+        """The instructions before ``index`` whose kept operands are still there, ascending."""
+        start = int(self._starts[np.searchsorted(self._starts, index) - 1]) if index else 0
+        pending = int(np.bitwise_or.reduce(self._places[start:index], initial=0))
+        marked = bool(self._marked[start:index].any())
+        found = []
+        for at in range(index - 1, start - 1, -1):
+            if not (pending or marked):
+                break
+            product = marked and self.view.facts(at).mnemonic.endswith(_PRODUCT)
+            if int(self._places[at]) & pending or (product and self._marked[at]):
+                found.append(at)
+            marked = marked and not product
+            word = word_at(self.view.words, at)
+            for place, low in enumerate(self.isa.reuse_places(word)):
+                if low >= 0 and word >> low & 0xFF != self.isa.arch.register_zero:
+                    pending &= ~(1 << place)
+        return found[::-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,11 +195,9 @@ class OriginalsChecker:
         old, new = self.old.view.words, self.view.words[self.place]
         differs = old ^ new
         followed = np.zeros(len(old), bool)
-        reads = self.old.view.masks("R").reads
+        kept = Kept(self.isa, self.old.view, self.old.cfg)
         for index in np.flatnonzero(self.inserted[self.place - 1]).tolist():
-            before = keeper(reads, index)
-            if before >= 0:
-                followed[before] = True
+            followed[kept.before(index)] = True
         self._reuse(old, new, differs, followed)
         relative = set(self.old.cfg.flow.relative().tolist())
         for index in np.flatnonzero((differs != 0).any(axis=1)).tolist():

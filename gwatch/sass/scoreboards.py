@@ -253,7 +253,7 @@ def readiness(
     for register in range(use.first, use.first + use.count):
         for producer in producers(cfg, view, waits, index, use.file, register):
             facts = view.facts(producer.index)
-            if facts.kind == "fixed":
+            if timed(view, producer.index):
                 needed = latency.distance(latency_class(facts.opcode), use.file, consumer, use.role)
                 delay = max(delay, needed - producer.distance)
             elif facts.kind == "async":
@@ -267,6 +267,13 @@ def readiness(
             else:
                 mask |= _pending(cfg, view, waits, producer, index, use.file, f"{use.file}{register}")
     return Readiness(mask, delay)
+
+
+def timed(view: CodeView, index: int) -> bool:
+    """Whether the results of the instruction at ``index`` are there after a fixed time. Of some opcodes compilers leave
+    the one to time and give the other a scoreboard (``Arch.fixed``), which then tells.
+    """
+    return view.facts(index).kind == "fixed" and int(view.control["write_scoreboard"][index]) == NO_SCOREBOARD
 
 
 def result_board(view: CodeView, index: int, file: str) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +17,11 @@ from gwatch.rewrite import Rewriter, Snippet
 from gwatch.rewrite.trace import SassTraceSite, plan_trace
 from gwatch.rewrite.verify import verify
 from gwatch.sass.abi import survivors
+from gwatch.sass.cfg import build_cfg
 from gwatch.sass.control import Control
-from gwatch.sass.integrity import keeper
+from gwatch.sass.integrity import Kept
 from gwatch.sass.isa import isa_for
+from gwatch.sass.uses import CodeView
 
 POINTERS = "jax_cuda13_plugin-bb4300356c24"
 LINALG = "jax_cuda13_plugin-9878d0d4aeac"
@@ -394,4 +397,44 @@ def test_operands_kept_across_instructions_that_read_none_are_not_kept_across_an
     result = rewriter.apply()
     assert [edit.index for edit in result.edits] == [12]
     verify(cubin.data, result)
-    assert keeper([1, 0, 6, 0, 0], 5) == 2 and keeper([1, 0, 6, 0, 0], 2) == 0 and keeper([0, 1], 1) == -1
+
+
+def kept_before(arch: str, lines: Sequence[tuple[str, int]]) -> list[list[int]]:
+    """The instructions that keep operands, before each of ``lines`` (text, reuse bits) and behind the last."""
+    isa = isa_for(arch)
+    encoded = [isa.encode(text, control=Control(stall=2, yield_flag=1, reuse=bits)) for text, bits in lines]
+    words = np.array([(word & (1 << 64) - 1, word >> 64) for word in encoded], np.uint64)
+    kept = Kept(isa, CodeView(isa, words), build_cfg(isa, words))
+    return [kept.before(index) for index in range(len(lines) + 1)]
+
+
+def test_an_operand_is_kept_until_another_one_is_read_in_its_place() -> None:
+    lines = [
+        ("FMUL R5, R12, R53", 2),
+        ("FFMA R10, R10, UR26, R57", 0),  # reads general registers, but none as second operand
+        ("FADD R6, R7, RZ", 0),
+        ("FMUL R7, R14, R53", 3),
+        ("MUFU.RCP R4, R3", 0),
+        ("IADD3 R8, R14, R9, RZ", 0),
+        ("IADD3 R8, R2, R9, RZ", 0),
+    ]
+    assert kept_before("sm_90", lines) == [[], [0], [0], [0], [3], [3], [], []]
+    assert kept_before("sm_90", [lines[0], lines[1], ("EXIT", 0), lines[3]]) == [[], [0], [0], [0], [3]]
+
+
+def test_operands_kept_across_readers_of_others_are_not_kept_across_an_insertion(corpus_all: list[Path]) -> None:
+    (path,) = (item for item in corpus_all if "183fdb8ba21b" in item.name)
+    cubin = Cubin.from_file(path)
+    rewriter = Rewriter(cubin, "_Z21kOptimizer32bit2StateI6__halfLi6EEvPT_S2_PfS3_S3_ffffffffiffbi")
+    view = rewriter.surroundings.view
+    (first,) = (index for index in range(len(view)) if view.facts(index).text == "FMUL.FTZ R55, R12, R53")
+    assert [view.facts(first + step).text for step in (1, 2, 3)] == [
+        "FFMA.FTZ R10, R10, UR26, R57",
+        "FFMA.FTZ R11, R11, UR26, R46",
+        "FMUL.FTZ R57, R14, R53",
+    ]
+    assert view.control["reuse"][first] == 2
+    rewriter.insert(first + 2, Snippet("IMAD.MOV.U32 %r0, RZ, RZ, 0x7"))
+    result = rewriter.apply()
+    assert [(edit.index, edit.bits) for edit in result.edits] == [(first, 2)]
+    verify(cubin.data, result)
