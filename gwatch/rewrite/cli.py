@@ -195,8 +195,8 @@ def _cost(placed: PlacedSite) -> dict[str, Any]:
 
 def _site_rows(plan: TracePlan) -> list[dict[str, Any]]:
     rows = []
-    # The first insertion is the prologue.
-    for site, placed in zip(plan.site_map.sites, plan.rewritten.sites[1:], strict=False):
+    for site in plan.site_map.sites:
+        placed = plan.placed(site.site_id)
         rows.append(
             {
                 "site": site.site_id,

@@ -15,7 +15,8 @@ from gwatch.errors import TraceError
 from gwatch.rewrite.ring import RingFormat
 
 NOTE_NAME = ".note.gwatch.sites"
-MAP_VERSION = 1
+MAP_VERSIONS = (1, 2)
+"""2: a site shares another one's record (``MappedSite.shared_with``), which readers of version 1 would not know."""
 
 CLOCKS = ("gpu", "sm", "anchor")
 """``gpu``: ns timer, one axis for the whole GPU. ``sm``: the SM's cycle counter. ``anchor``: the cycle
@@ -43,6 +44,9 @@ class MappedSite:
     """The record's last word is the ns timer's low word, read right after the clock (x where the value is
     ``ns:64``)."""
     label: str | None = None
+    shared_with: int | None = None
+    """The site whose record says this one's time too: nothing that takes time stands between them. It is the last of
+    all that share the record."""
 
     @property
     def value_bits(self) -> int:
@@ -67,6 +71,11 @@ class SiteMap:
     registers_after: int
     pairs_at_exit: bool
 
+    @property
+    def recorded(self) -> tuple[MappedSite, ...]:
+        """The sites that leave records of their own."""
+        return tuple(site for site in self.sites if site.shared_with is None)
+
     def described(self) -> list[dict[str, Any]]:
         """The sites as reports name them: one dict of plain values per site."""
         return [
@@ -81,17 +90,22 @@ class SiteMap:
                 "unconditional": site.unconditional,
                 "label": site.label,
                 "value_kind": site.value,
+                **({} if site.shared_with is None else {"shared_with": site.shared_with}),
             }
             for site in self.sites
         ]
 
     def to_json(self) -> dict[str, Any]:
         """A JSON-ready dict with a format version."""
-        data: dict[str, Any] = {"version": MAP_VERSION}
+        sharing = len(self.recorded) < len(self.sites)
+        data: dict[str, Any] = {"version": MAP_VERSIONS[sharing]}
         for field in fields(self):
             data[field.name] = getattr(self, field.name)
         data["format"] = self.format.to_json()
         data["sites"] = [asdict(site) for site in self.sites]
+        if not sharing:
+            for site in data["sites"]:
+                del site["shared_with"]
         return data
 
     def to_bytes(self) -> bytes:
@@ -102,8 +116,9 @@ class SiteMap:
     def from_json(cls, data: Any) -> SiteMap:
         """Raises TraceError ``site-map`` for another version, or damaged or missing entries."""
         version = data.get("version") if isinstance(data, dict) else None
-        if version != MAP_VERSION:
-            raise TraceError("site-map", f"site map version {version!r}, this reader knows {MAP_VERSION}")
+        if version not in MAP_VERSIONS or isinstance(version, bool):
+            known = " and ".join(map(str, MAP_VERSIONS))
+            raise TraceError("site-map", f"site map version {version!r}, this reader knows {known}")
         try:
             values = {field.name: data[field.name] for field in fields(cls)}
             values["format"] = RingFormat.from_json(data["format"])
@@ -114,6 +129,9 @@ class SiteMap:
         _check_types(result, _MAP_TYPES)
         if result.clock not in CLOCKS or any(s.site_id != i for i, s in enumerate(result.sites)):
             raise TraceError("site-map", "the site map is damaged: unknown clock or unordered sites")
+        alone = {site.site_id for site in result.recorded}
+        if any(site.shared_with not in alone for site in result.sites if site.shared_with is not None):
+            raise TraceError("site-map", "the site map is damaged: a site shares the record of none")
         return result
 
     @classmethod
@@ -130,7 +148,7 @@ _SITE_TYPES: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("site_id", "index", "pc", "new_pc"), (int,)),
     **dict.fromkeys(("instruction", "value"), (str,)),
     **dict.fromkeys(("file", "label"), (str, type(None))),
-    "line": (int, type(None)),
+    **dict.fromkeys(("line", "shared_with"), (int, type(None))),
     **dict.fromkeys(("warp_level", "unconditional", "pair"), (bool,)),
 }
 _MAP_TYPES: dict[str, tuple[type, ...]] = {

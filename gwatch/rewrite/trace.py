@@ -28,10 +28,11 @@ if TYPE_CHECKING:
     from gwatch.cuda.binary.kernel import KernelDef
     from gwatch.rewrite import builtin
     from gwatch.rewrite.planning import Effort
-    from gwatch.rewrite.result import Rewritten
+    from gwatch.rewrite.result import PlacedSite, Rewritten
     from gwatch.rewrite.rewriter import Rewriter
     from gwatch.rewrite.surroundings import Surroundings
     from gwatch.sass.arch import Arch
+    from gwatch.sass.uses import CodeView
 
 SPECIALS = ("activemask", "ns", "ns:64")
 
@@ -40,6 +41,9 @@ LONG_NS = {"gpu": 2.0e9, "sm": 0.7e9, "anchor": 0.7e9}
 cycles, and tracing slows a kernel down."""
 PAIRS_NS = 1.0e6
 """``anchor`` launches that took this long get a clock pair in every record that has room."""
+SHARED_CYCLES = 4
+"""Sites that are issued no more than this apart may share a record; the fastest record takes 8 cycles."""
+_TIMELESS = ("NOP", "PMTRIG")
 ANCHOR_LIMIT_NS = 2.0e9
 """``anchor`` stops here: the timer's half of a pair has 32 bits."""
 
@@ -161,6 +165,13 @@ class TracePlan:
     site_map: SiteMap
     rewritten: Rewritten
 
+    def placed(self, site_id: int) -> PlacedSite:
+        """The code that records a site, its own or the one whose record it shares."""
+        shared = self.site_map.sites[site_id].shared_with
+        recorded = [site.site_id for site in self.site_map.recorded]
+        # The first insertion is the prologue.
+        return self.rewritten.sites[1 + recorded.index(site_id if shared is None else shared)]
+
     def layout(self, grid: Dim3, block: Dim3, budget: int | None = None) -> RingLayout:
         """The ring for a launch, sampling CTAs where ``budget`` bytes don't hold them all."""
         return RingLayout.for_launch(self.site_map.format, grid, block, budget)
@@ -222,8 +233,11 @@ def plan_trace(
     how wide times are (None: shorter than a millisecond). ``excluded_registers``: as for
     :class:`~gwatch.rewrite.rewriter.Rewriter`.
 
-    Sites at one index run in list order. Raises SiteError, TraceError, RegisterPressureError,
-    UnsupportedError, EncodeError or HazardError before anything is made.
+    Sites at one index run in list order. Sites without values that nothing but markers lies between (the end of one
+    scope and the start of the next) share a record, whose time is theirs: see :func:`shared_records`.
+
+    Raises SiteError, TraceError, RegisterPressureError, UnsupportedError, EncodeError or HazardError before anything
+    is made.
     """
     from gwatch.cuda.binary.constants import add_constant3, add_note, read_note, set_constant3
     from gwatch.cuda.binary.cubin import Cubin as CubinType
@@ -249,6 +263,7 @@ def plan_trace(
     image, offset = add_constant3(cubin.data, symbol, DESCRIPTOR_BYTES, unarmed_descriptor(fmt))
     rewriter = Rewriter(CubinType.from_bytes(image, cubin.name), name, excluded_registers)
     _check_sites(rewriter, sites)
+    shared = shared_records(rewriter.surroundings, sites)
 
     def attempt(recorder: builtin.Recorder, effort: Effort) -> Rewritten:
         attempted = rewriter.another()
@@ -257,7 +272,9 @@ def plan_trace(
         attempted.insert(ENTRY, builtin.prologue(recorder, offset))
         view = rewriter.surroundings.view
         for number, site in enumerate(sites):
-            guard = "" if site.unconditional else _guard(view.facts(site.insert_index).text)
+            if number in shared:
+                continue
+            guard = _guard_of(view, site)
             paired = pairs and site.carries_pair(fmt.kind)
             snippet = builtin.record(recorder, site.value, paired, site.warp_level, guard)
             label = site.label or f"site {number}"
@@ -270,7 +287,7 @@ def plan_trace(
 
     recorder, rewritten = _first_that_fits(attempt, _recorders(arch, fmt, clock))
     data = set_constant3(rewritten.data, offset, unarmed_descriptor(recorder.fmt))
-    site_map = _site_map(rewriter, sites, rewritten, clock, recorder.fmt, pairs, symbol, offset)
+    site_map = _site_map(rewriter, sites, shared, rewritten, clock, recorder.fmt, pairs, symbol, offset)
     return TracePlan(add_note(data, NOTE_NAME, site_map.to_bytes()), site_map, rewritten)
 
 
@@ -318,6 +335,55 @@ def _first_that_fits(
         raise unproved
     assert failure is not None
     raise failure
+
+
+def shared_records(around: Surroundings, sites: Sequence[SassTraceSite]) -> dict[int, int]:
+    """Site number -> number of the site whose record says its time too.
+
+    Such sites follow each other with only markers or NOPs between them, which wait for nothing and take no more than
+    :data:`SHARED_CYCLES` (less than a record would take there), are reached on the same ways and by the same lanes,
+    and have no values. The last one keeps its record.
+    """
+    view, cfg = around.view, around.cfg
+    order = sorted(range(len(sites)), key=lambda number: (sites[number].insert_index, number))
+    starts = {block.start for block in cfg.blocks}
+    shared: dict[int, int] = {}
+    chain: list[int] = []
+
+    def alike(first: SassTraceSite, second: SassTraceSite) -> bool:
+        return (
+            first.value == second.value == "none"
+            and first.warp_level == second.warp_level
+            and _guard_of(view, first) == _guard_of(view, second)
+        )
+
+    def at_once(begin: int, end: int) -> bool:
+        between = range(begin, end)
+        return (
+            all(view.facts(i).mnemonic in _TIMELESS and not view.control["wait_mask"][i] for i in between)
+            and not any(i in starts for i in range(begin + 1, end + 1))
+            and sum(int(view.control["stall"][i]) for i in between) <= SHARED_CYCLES
+        )
+
+    def close() -> None:
+        shared.update(dict.fromkeys(chain[:-1], chain[-1]) if chain else {})
+
+    for number in order:
+        site = sites[number]
+        if chain:
+            before = sites[chain[-1]]
+            first = sites[chain[0]].insert_index
+            if not (alike(before, site) and at_once(first, site.insert_index)):
+                close()
+                chain = []
+        chain.append(number)
+    close()
+    return shared
+
+
+def _guard_of(view: CodeView, site: SassTraceSite) -> str:
+    """The guard of the lanes that record: of the site's instruction, or none."""
+    return "" if site.unconditional else _guard(view.facts(site.insert_index).text)
 
 
 def _guard(text: str) -> str:
@@ -381,6 +447,7 @@ def _may_be_written(around: Surroundings, file: str, register: int, index: int) 
 def _site_map(
     rewriter: Rewriter,
     sites: Sequence[SassTraceSite],
+    shared: Mapping[int, int],
     rewritten: Rewritten,
     clock: str,
     fmt: RingFormat,
@@ -391,8 +458,11 @@ def _site_map(
     size = rewriter.cubin.arch.instruction_size
     lines = rewriter.kernel.map_address_to_line
     mapped = []
+    recorded = [number for number in range(len(sites)) if number not in shared]
     # The first insertion is the prologue, the exits come after the sites.
-    for number, (site, placed) in enumerate(zip(sites, rewritten.sites[1:], strict=False)):
+    code = dict(zip(recorded, rewritten.sites[1:], strict=False))
+    for number, site in enumerate(sites):
+        placed = code[shared.get(number, number)]
         pc = site.insert_index * size
         file, line = lines.get(pc, (None, None))
         mapped.append(
@@ -401,7 +471,7 @@ def _site_map(
                 index=site.insert_index,
                 pc=pc,
                 new_pc=placed.first * size,
-                instruction=placed.instruction,
+                instruction=rewriter.kernel.texts[site.insert_index],
                 file=file,
                 line=line,
                 value=site.value,
@@ -409,6 +479,7 @@ def _site_map(
                 unconditional=site.unconditional,
                 pair=pairs and site.carries_pair(fmt.kind),
                 label=site.label,
+                shared_with=shared.get(number),
             )
         )
     return SiteMap(

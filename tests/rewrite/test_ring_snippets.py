@@ -99,7 +99,7 @@ class Launch:
     ) -> None:
         """Active ``lanes`` arrive at a site; its instruction's guard is true on ``guard``."""
         site = self.plan.site_map.sites[number]
-        texts = self.plan.rewritten.sites[1 + number].texts
+        texts = self.plan.placed(number).texts
         active = np.isin(np.arange(32), lanes)
         # The guard is !P0.
         state.p[0] = ~np.isin(np.arange(32), guard)
@@ -139,7 +139,7 @@ class Launch:
         return file[number] | (file[number + 1] << 32 if bits == "64" else 0)
 
     def leave(self, state: Warp) -> None:
-        for placed in self.plan.rewritten.sites[1 + len(self.plan.site_map.sites) :]:
+        for placed in self.plan.rewritten.sites[1 + len(self.plan.site_map.recorded) :]:
             assert state.run(placed.texts, state.exists) is None
 
     def decode(self) -> Decoded:
@@ -314,7 +314,12 @@ def test_a_launch_larger_than_the_ring_stays_inside_it(cubin: Cubin) -> None:
 
 
 def test_sites_at_one_index_run_in_list_order_and_index_0_comes_after_the_prologue(cubin: Cubin) -> None:
-    sites = [SassTraceSite(0), SassTraceSite(42, label="b"), SassTraceSite(42, label="a"), SassTraceSite(0)]
+    sites = [
+        SassTraceSite(0),
+        SassTraceSite(42, label="b"),
+        SassTraceSite(42, label="a", warp_level=True),
+        SassTraceSite(0, special="activemask"),
+    ]
     plan = plan_trace(cubin, "matmul", sites, clock="sm")
     placed = plan.rewritten.sites
     assert placed[0].first == 0
@@ -328,6 +333,64 @@ def test_sites_at_one_index_run_in_list_order_and_index_0_comes_after_the_prolog
         "LDC",
     ]
     assert plan.site_map.sites[1].line == 23 and plan.site_map.sites[1].label == "b"
+
+
+@pytest.mark.parametrize("warp", [False, True])
+def test_sites_that_share_a_record_each_have_one_at_its_time(cubin: Cubin, warp: bool) -> None:
+    """Three at one instruction, one elsewhere, one of the other level."""
+    sites = [
+        SassTraceSite(FREE, warp_level=warp, label="inner end"),
+        SassTraceSite(LATER, warp_level=warp),
+        SassTraceSite(FREE, warp_level=warp, label="outer end"),
+        SassTraceSite(FREE, warp_level=not warp),
+        SassTraceSite(FREE, warp_level=warp, label="next start"),
+    ]
+    plan = plan_trace(cubin, "matmul", sites, clock="sm", depth=8)
+    # The one of the other level stands between the second and the last.
+    assert [site.shared_with for site in plan.site_map.sites] == [2, None, None, None, None]
+    sites[3], sites[4] = sites[4], sites[3]
+    plan = plan_trace(cubin, "matmul", sites, clock="sm", depth=8)
+    assert [site.shared_with for site in plan.site_map.sites] == [3, None, 3, None, None]
+    assert [site.site_id for site in plan.site_map.recorded] == [1, 3, 4]
+    assert (
+        plan.placed(0) is plan.placed(2) is plan.placed(3)
+        and plan.placed(3).first * 16 == plan.site_map.sites[0].new_pc
+    )
+    launch = Launch(plan, RingLayout.for_launch(plan.site_map.format, (1, 1, 1), (32, 1, 1)))
+    state = launch.enter(0, 0)
+    assert state is not None
+    for number in (1, 3, 1, 3, 3):
+        launch.visit(state, (0, 0), number, [3, 4, 9], [])
+    times = [visit.time for visit in launch.visits[0, 0]]
+    lanes = [visit.elected for visit in launch.visits[0, 0]] if warp else [3, 4, 9]
+    wanted = []
+    for lane in sorted({lane for lane in lanes if lane is not None}):
+        made = 0
+        for turn, (number, time) in enumerate(zip((1, 3, 1, 3, 3), times, strict=True)):
+            if warp and lanes[turn] != lane:
+                continue
+            for site in (0, 2, 3) if number == 3 else (1,):
+                wanted.append((lane, made, site, time))
+                made += 1
+    records = launch.decode().records
+    got = [tuple(int(record[name]) for name in ("lane", "sequence", "site", "time")) for record in records]
+    assert sorted(got) == wanted and not launch.decode().warnings
+
+
+def test_what_keeps_sites_from_sharing_a_record(cubin: Cubin) -> None:
+    """Values, guards, an instruction that does something; of NOPs and markers see test_scope_markers."""
+
+    def shared(*sites: SassTraceSite) -> list[int | None]:
+        plan = plan_trace(cubin, "matmul", sites, clock="sm")
+        return [site.shared_with for site in plan.site_map.sites]
+
+    assert shared(SassTraceSite(FREE), SassTraceSite(FREE)) == [1, None]
+    assert shared(SassTraceSite(GUARDED), SassTraceSite(GUARDED)) == [1, None]
+    assert shared(SassTraceSite(FREE, value_is_smid=True), SassTraceSite(FREE)) == [None, None]
+    assert shared(SassTraceSite(FREE), SassTraceSite(FREE, 4)) == [None, None]
+    assert shared(SassTraceSite(FREE), SassTraceSite(FREE + 1)) == [None, None]
+    assert shared(SassTraceSite(GUARDED, unconditional=True), SassTraceSite(GUARDED)) == [None, None]
+    assert shared(SassTraceSite(FREE, unconditional=True), SassTraceSite(FREE)) == [1, None]
 
 
 def test_a_record_is_five_instructions_in_nine_cycles(corpus_sm90: list[Path]) -> None:

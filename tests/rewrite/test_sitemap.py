@@ -30,10 +30,26 @@ def test_site_maps_survive_json() -> None:
     assert [site.value_bits for site in example().sites] == [64, 0]
 
 
+def test_maps_with_shared_records_say_so() -> None:
+    """A reader that doesn't know them must not take the map; one without them stays as it was."""
+    assert example().to_json()["version"] == 1 and "shared_with" not in example().to_json()["sites"][0]
+    first, second = example().sites
+    sharing = replace(example(), sites=(replace(first, value="none", shared_with=1), second))
+    assert sharing.to_json()["version"] == 2 and sharing.recorded == (second,)
+    assert SiteMap.from_bytes(sharing.to_bytes()) == sharing
+    assert [site.get("shared_with") for site in sharing.described()] == [1, None]
+    for wrong in (0, 2, -1, "1", True):
+        data = sharing.to_json()
+        data["sites"][0]["shared_with"] = wrong
+        with pytest.raises(TraceError, match=r"^\[site-map\]"):
+            SiteMap.from_json(data)
+
+
 @pytest.mark.parametrize(
     "change",
     [
-        {"version": 2},
+        {"version": 3},
+        {"version": True},
         {"clock": "cpu"},
         {"format": None},
         {"format": {"version": 1}},
@@ -114,7 +130,9 @@ def test_a_ring_file_names_the_map_of_the_cubin_that_ran() -> None:
     assert split_ring_file(blob, example())[:2] == split_ring_file(blob)[:2] == (layout, 1e6)
     assert bytes(split_ring_file(blob, example())[2]) == bytes(16)
     other = replace(example(), kernel="softmax")
-    with pytest.raises(TraceError, match=r"^\[ring-file\] another cubin filled this ring than .* sites of softmax"):
+    with pytest.raises(
+        TraceError, match=r"^\[ring-file\] another cubin filled this ring than .* sites of softmax"
+    ):
         split_ring_file(blob, other)
     assert split_ring_file(ring_file_prefix(layout) + bytes(16), other)[0] == layout
 

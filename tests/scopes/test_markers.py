@@ -159,6 +159,21 @@ def test_a_kernel_that_hands_registers_over_keeps_its_count() -> None:
     assert len(sites) == 8
 
 
+def test_the_end_of_one_scope_and_the_start_of_the_next_share_a_record() -> None:
+    """Markers that nothing lies between, so that each step of a pipeline costs a record less; none across a wait."""
+    cubin = Cubin.from_file(DATA / "hgmma_matmul.cubin")
+    kernel = cubin.get_kerneldef_by_name("hgmma_matmul")
+    names = {1: "wait for slot", 2: "issue loads", 3: "wait for data", 4: "multiply"}
+    sites, _ = scope_sites(kernel, names, True)
+    planned = plan_trace(cubin, "hgmma_matmul", sites, clock="sm").site_map
+    shared = {
+        site.label: planned.sites[site.shared_with].label
+        for site in planned.sites
+        if site.shared_with is not None
+    }
+    assert shared == {"wait for data end": "multiply start", "wait for slot end": "issue loads start"}
+
+
 def test_scopes_of_many_copies_are_refused_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gwatch.cuda.xtrace.scopes.MAX_SITES", 4)
     with pytest.raises(SiteError, match=r"\[scope-copies\]"):

@@ -17,8 +17,10 @@ from gwatch.rewrite.sitemap import MappedSite, SiteMap
 M32 = 0xFFFFFFFF
 
 
-def site(i: int, value: str = "none", warp: bool = False, pair: bool = False) -> MappedSite:
-    return MappedSite(i, 10 * i, 160 * i, 320 * i, "NOP", None, None, value, warp, False, pair)
+def site(
+    i: int, value: str = "none", warp: bool = False, pair: bool = False, shared: int | None = None
+) -> MappedSite:
+    return MappedSite(i, 10 * i, 160 * i, 320 * i, "NOP", None, None, value, warp, False, pair, None, shared)
 
 
 def site_map(clock: str, fmt: RingFormat, sites: Sequence[MappedSite]) -> SiteMap:

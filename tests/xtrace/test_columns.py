@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ringsim import Clocks, Writer, site, site_map
-from test_decode import run_random
+from test_decode import SHARING, run_random
 
 from gwatch.cuda.xtrace.columns import Columns, ring_columns
 from gwatch.errors import TraceError
@@ -41,12 +41,15 @@ def same(columns: Columns, duration: float = 1e6) -> int:
     st.sampled_from([(Keep.NEWEST, False), (Keep.FIRST, False), (Keep.NEWEST, True)]),
     st.sampled_from(["gpu", "sm"]),
     st.integers(0, 2),
+    st.booleans(),
 )
-def test_columns_are_the_records(seed: int, order: tuple[Keep, bool], clock: str, width: int) -> None:
+def test_columns_are_the_records(
+    seed: int, order: tuple[Keep, bool], clock: str, width: int, shared: bool
+) -> None:
     kind = (RecordKind.NARROW, RecordKind.WIDE, RecordKind.WIDE)[width]
     fmt = RingFormat(kind, 32 if order[1] else 4, *order)
     sites = [site(0, "smid"), site(1, warp=True), *([site(2, ("R8", "R8:64")[width - 1])] if width else [])]
-    smap = site_map(clock, fmt, sites)
+    smap = site_map(clock, fmt, SHARING if shared else sites)
     layout = RingLayout(fmt, (2, 1, 1), (72, 1, 1), 2)
     writer = Writer(layout, smap, Clocks(), seed)
     run_random(writer, seed, 12, 5e4)

@@ -37,7 +37,7 @@ def run_random(writer: Writer, seed: int, visits: int, length: float) -> None:
                 if len(alive) > 1 and rng.random() < 0.1:
                     alive = alive[:-1]
                 lanes = sorted(rng.sample(alive, rng.randint(1, len(alive))))
-                number = rng.randrange(len(writer.map.sites))
+                number = rng.choice([spec.site_id for spec in writer.map.recorded])
                 base = rng.getrandbits(64)
                 bits = writer.map.sites[number].value_bits
                 mask = (1 << bits) - 1
@@ -84,6 +84,64 @@ def check_against_truth(writer: Writer, duration_ns: float) -> Any:
     assert got.visits.sum() == len(writer.truth)
     assert got.dropped_total == len(writer.truth) - len(kept)
     return got
+
+
+SHARING = [
+    site(0, shared=3),
+    site(1, "smid"),
+    site(2, warp=True, shared=5),
+    site(3),
+    site(4, warp=True),
+    site(5, warp=True),
+    site(6, shared=3),
+]
+"""Site 3 speaks for 0 and 6 too, and 5 for 2; by their instructions 6 comes last."""
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    kind=st.sampled_from(list(RecordKind)),
+    order=st.sampled_from([(Keep.NEWEST, False), (Keep.FIRST, False), (Keep.NEWEST, True)]),
+    clock=st.sampled_from(["gpu", "sm", "anchor"]),
+)
+def test_a_shared_record_is_one_of_each_site(
+    seed: int, kind: RecordKind, order: tuple[Keep, bool], clock: str
+) -> None:
+    """Each lane's records, the shared ones copied one by one, in the ring's order and counted anew."""
+    fmt = RingFormat(kind, 32 if order[1] else 8, *order)
+    layout = RingLayout.for_launch(fmt, (2, 2, 1), (40, 1, 1))
+    writer = Writer(layout, site_map(clock, fmt, SHARING), Clocks(seed=seed % 1000), seed)
+    run_random(writer, seed, visits=60, length=20_000.0)
+    got = decode_ring(bytes(writer.data), layout, writer.map, 30_000.0)
+    wanted: list[tuple[int, int, int, int]] = []
+    counts: dict[tuple[int, int], int] = {}
+    for warp, lane, number, visit, _, _ in writer.truth:
+        total = writer.visits[warp, lane]
+        low = max(0, total - fmt.depth) if fmt.keep is Keep.NEWEST else 0
+        if not low <= visit < low + fmt.depth:
+            continue
+        for member in {3: (0, 3, 6), 5: (2, 5)}.get(number, (number,)):
+            at = counts.setdefault((warp, lane), low)
+            wanted.append((warp, lane, at, member))
+            counts[warp, lane] = at + 1
+    x, y, _ = got.records["block"].T.astype(np.int64)
+    warps = (x + 2 * y) * layout.warps_per_cta + got.records["warp"]
+    rows = zip(
+        *(v.tolist() for v in (warps, *(got.records[n] for n in ("lane", "sequence", "site")))), strict=True
+    )
+    assert sorted(rows) == sorted(wanted)
+    assert got.visits.sum() == len(writer.truth)
+    assert any("[dropped-shared]" in line for line in got.warnings) == (got.dropped_total > 0)
+    # Copies of one record have its time, and what is between two records of a lane is not in between its copies.
+    for lane in range(32):
+        for level in (False, True):
+            mine = got.records[
+                (warps == 0) & (got.records["lane"] == lane) & (got.records["warp_level"] == level)
+            ]
+            assert (np.diff(mine["sequence"].astype(np.int64)) > 0).all() and (
+                np.diff(mine["time"]) >= 0
+            ).all()
 
 
 @settings(max_examples=60, deadline=None)

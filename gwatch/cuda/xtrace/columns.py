@@ -7,7 +7,7 @@ SM cycles for ``sm`` and ``anchor``. Everything but the order of a lane's times 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from gwatch.cuda.xtrace.clocks import extend32
 from gwatch.cuda.xtrace.decode import Decoded, checked_ring, decode_ring
-from gwatch.cuda.xtrace.records import RingReader
+from gwatch.cuda.xtrace.records import RingReader, SharedRecords
 from gwatch.rewrite.ring import LANES, Keep, RecordKind, RingLayout
 from gwatch.rewrite.sitemap import SiteMap
 
@@ -37,6 +37,8 @@ class Columns:
     site_map: SiteMap
     masks: tuple[tuple[int, _Mask | None], ...]
     """(warps, which of their slots hold a record; None: all) of consecutive blocks."""
+    source: npt.NDArray[np.int64] | None = None
+    """Where sites share records: which record of the ring each one comes from."""
 
     def __len__(self) -> int:
         return len(self.site)
@@ -45,7 +47,8 @@ class Columns:
         """CTA slot x warps per CTA + warp in its CTA, of each record."""
         width = self.layout.format.slots * LANES
         counts = [np.full(size, width) if mask is None else mask.sum(axis=1) for size, mask in self.masks]
-        return np.repeat(np.arange(self.layout.warps, dtype=np.int32), np.concatenate(counts))
+        found = np.repeat(np.arange(self.layout.warps, dtype=np.int32), np.concatenate(counts))
+        return found if self.source is None else found[self.source]
 
     def lane(self) -> npt.NDArray[np.uint8]:
         """Lane of each record; of warp-level ones the lane that was elected."""
@@ -54,7 +57,8 @@ class Columns:
             np.tile(lanes, size) if mask is None else np.broadcast_to(lanes, mask.shape)[mask]
             for size, mask in self.masks
         ]
-        return np.concatenate(parts)
+        found = np.concatenate(parts)
+        return found if self.source is None else found[self.source]
 
     def decoded(self, duration_ns: float | None = None) -> Decoded:
         """The structured records, made now; as :func:`~gwatch.cuda.xtrace.decode.decode_ring`."""
@@ -70,7 +74,23 @@ def ring_columns(
     """Columns of a ring; arguments and errors as of :func:`~gwatch.cuda.xtrace.decode.decode_ring`."""
     raw, headers, _, _ = checked_ring(data, layout, site_map, duration_ns)
     reader = _Reader(raw[: layout.ring_bytes], headers, layout, site_map, duration_ns)
-    return reader.columns(raw, site_map)
+    columns = reader.columns(raw, site_map)
+    shared = SharedRecords(site_map)
+    return _unshared(columns, shared) if shared.any else columns
+
+
+def _unshared(columns: Columns, shared: SharedRecords) -> Columns:
+    """One record of each site that shares one."""
+    row = columns.warp().astype(np.int64) * LANES + columns.lane()
+    source, sites = shared.sites(columns.site)
+    return replace(
+        columns,
+        site=sites.astype(np.uint8),
+        sequence=shared.sequences(source, columns.sequence.astype(np.int64), row),
+        time=columns.time[source],
+        value=None if columns.value is None else columns.value[source],
+        source=source,
+    )
 
 
 class _Reader(RingReader):

@@ -22,10 +22,12 @@ from gwatch.cuda.xtrace.clocks import (
     AnchorFit,
     AnchorReport,
 )
-from gwatch.cuda.xtrace.records import RingReader
+from gwatch.cuda.xtrace.records import RingReader, SharedRecords
 from gwatch.errors import TraceError
 from gwatch.rewrite.ring import CANARY, HEADER_DTYPE, LANES, RecordKind, RingLayout, checked_duration
 from gwatch.rewrite.sitemap import SiteMap
+
+SHARED_DROPPED = "[dropped-shared] dropped counts are of records as written: one that several sites share counts once"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,8 @@ class Decoded:
 
     ``records``: (n,) RECORD_DTYPE, ordered by CTA slot and warp; inside a warp the thread-level records by
     lane and sequence, then the warp-level ones by time. ``visits`` and ``dropped``: (cta_slots,
-    warps_per_cta, 32) int64 records made and lost per lane. ``headers``: (cta_slots, warps_per_cta)
+    warps_per_cta, 32) int64 records made and lost per lane, as the kernel wrote them: one that several sites share
+    counts once there, and is one for each of them in ``records``. ``headers``: (cta_slots, warps_per_cta)
     HEADER_DTYPE. ``clock``: the anchor fit, else None. ``unit``: "ns" or "cycles". ``warnings``: ``[code]
     text`` lines about what could not be proved.
     """
@@ -87,15 +90,35 @@ def decode_ring(
             )
     shape = (layout.cta_slots, layout.warps_per_cta, LANES)
     visits = decoder.visits.reshape(shape)
+    dropped = np.maximum(visits - layout.format.depth, 0)
+    shared = SharedRecords(site_map)
+    if shared.any:
+        records = _unshared(records, shared, layout)
+        if dropped.any():
+            warnings.append(SHARED_DROPPED)
     return Decoded(
         records=records,
         visits=visits,
-        dropped=np.maximum(visits - layout.format.depth, 0),
+        dropped=dropped,
         headers=headers.reshape(shape[:2]),
         clock=report,
         unit="cycles" if site_map.clock == "sm" else "ns",
         warnings=tuple(warnings),
     )
+
+
+def _unshared(
+    records: npt.NDArray[np.void], shared: SharedRecords, layout: RingLayout
+) -> npt.NDArray[np.void]:
+    """One record of each site that shares one."""
+    gx, gy, _ = layout.grid
+    x, y, z = records["block"].astype(np.int64).T
+    row = ((x + gx * (y + gy * z)) * layout.warps_per_cta + records["warp"]) * LANES + records["lane"]
+    source, sites = shared.sites(records["site"])
+    out = records[source]
+    out["site"] = sites
+    out["sequence"] = shared.sequences(source, records["sequence"].astype(np.int64), row)
+    return out
 
 
 def checked_ring(

@@ -54,6 +54,44 @@ _EDGE_NS = 10_000.0
 _OPAQUE = np.dtype(("V", RECORD_DTYPE.itemsize))
 
 
+class SharedRecords:
+    """Makes one record of each site out of a record that several share (``MappedSite.shared_with``)."""
+
+    def __init__(self, site_map: SiteMap) -> None:
+        count = len(site_map.sites)
+        groups: list[list[int]] = [[] for _ in range(count)]
+        for site in sorted(site_map.sites, key=lambda site: (site.index, site.site_id)):
+            groups[site.site_id if site.shared_with is None else site.shared_with].append(site.site_id)
+        self.copies = np.array([len(group) for group in groups], np.int64)
+        """(sites,) records that one of each site stands for: 0 where there are none of that site."""
+        self.any = bool((self.copies > 1).any())
+        self._first = np.cumsum(self.copies) - self.copies
+        self._members = np.array([site for group in groups for site in group], np.int64)
+
+    def sites(self, sites: npt.NDArray[Any]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """(place of the record that each copy comes from, site of each copy), in the order of ``sites``."""
+        copies = self.copies[sites]
+        source = np.repeat(np.arange(len(sites)), copies)
+        nth = np.arange(len(source)) - (np.cumsum(copies) - copies)[source]
+        return source, self._members[self._first[sites[source]] + nth]
+
+    def sequences(
+        self, source: npt.NDArray[np.int64], sequence: npt.NDArray[Any], row: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.uint32]:
+        """Sequences of the copies, counted anew from the first record kept of each lane (``row``: whose each
+        original record is)."""
+        order = np.lexsort((sequence, row))
+        copies = np.bincount(source, minlength=len(sequence))[order]
+        before = np.cumsum(copies) - copies
+        new = np.append(True, np.diff(row[order]) != 0)[: len(order)]
+        start = np.maximum.accumulate(np.where(new, np.arange(len(order)), 0))
+        base = np.empty(len(order), np.int64)
+        base[order] = sequence[order][start] + before - before[start]
+        total = np.bincount(source, minlength=len(sequence))
+        nth = np.arange(len(source)) - (np.cumsum(total) - total)[source]
+        return (base[source] + nth).astype(np.uint32)
+
+
 class RingReader:
     """One ring being read: lookup tables by site, counts per lane, clock pairs found on the way."""
 
