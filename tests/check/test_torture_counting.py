@@ -47,6 +47,7 @@ def test_records_are_held_against_the_counts() -> None:
     assert agreed([threads], [5], made[:2], 3, 5) == 0
     with pytest.raises(AssertionError, match="4 records made, 5 visits counted"):
         agreed([threads], [5], made[:2], 2, 4)
+    assert agreed([threads, threads], [5, 5], made[:2], 2, 6, shared=True) == 0
 
 
 def test_sites_that_nothing_visits_are_no_fault() -> None:

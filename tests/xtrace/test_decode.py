@@ -131,7 +131,12 @@ def test_a_shared_record_is_one_of_each_site(
         *(v.tolist() for v in (warps, *(got.records[n] for n in ("lane", "sequence", "site")))), strict=True
     )
     assert sorted(rows) == sorted(wanted)
-    assert got.visits.sum() == len(writer.truth)
+    assert got.visits.sum() == len(wanted) + got.dropped_total
+    for (warp, lane), made in writer.visits.items():
+        place = (warp // layout.warps_per_cta, warp % layout.warps_per_cta, lane)
+        assert got.dropped[place] == max(0, made - fmt.depth)
+        behind = got.dropped[place] if fmt.keep is Keep.FIRST else 0
+        assert got.visits[place] == counts[warp, lane] + behind
     assert any("[dropped-shared]" in line for line in got.warnings) == (got.dropped_total > 0)
     # Copies of one record have its time, and what is between two records of a lane is not in between its copies.
     for lane in range(32):

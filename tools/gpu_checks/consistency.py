@@ -1,4 +1,9 @@
-"""A scope must take as long when other places are recorded too: its median with 2 sites and with 8."""
+"""A scope must take as long when other places are recorded too: its median with 2 sites and with 8.
+
+What is stated is what a record costs its warp. Records of a trip of the scope's loop, though outside the scope, can
+cost it that: their stores are under way when it begins, and the warps beside it make them too. So the two medians may
+differ by the cost of the records that each trip has more.
+"""
 
 from __future__ import annotations
 
@@ -52,13 +57,14 @@ def _compare(size: int, warps: int) -> Facts:
     kernel = MATMUL.cubin.get_kerneldef_by_name("matmul")
     labels = {str(site.label): site.insert_index for site in automatic(kernel).sites}
     head = labels["loop head 0"]
-    outside = [labels["entry"], head, head + 4, labels["barrier 0"], labels["loop end 0"], labels["exit"]]
+    each_trip = [head, head + 4, labels["barrier 0"], labels["loop end 0"]]
+    outside = [labels["entry"], *each_trip, labels["exit"]]
     _scope(1024, [])  # brings the clock up
     turns = [(_scope(size, []), _scope(size, outside)) for _ in range(TURNS)]
     few, many = (float(np.median(of_turns)) for of_turns in zip(*turns, strict=True))
-    cost = STATED[warps]
+    cost = STATED[warps] * len(each_trip)
     told = f"with 2 sites {[turn[0] for turn in turns]}, with 8 {[turn[1] for turn in turns]}"
-    assert abs(many - few) <= cost, f"{told} cycles, a record is said to cost {cost:.0f}"
+    assert abs(many - few) <= cost, f"{told} cycles, {len(each_trip)} records a trip are said to cost {cost:.0f}"
     return {"with_2": few, "with_8": many, "stated_cost": cost}
 
 

@@ -288,4 +288,5 @@ def _traced(
         np.concatenate([launch["records"] for launch in launches]),
         sum(launch["dropped"] for launch in launches),
         sum(int(launch["visits"].sum()) for launch in launches),
+        any("shared_with" in site for site in result["sites"]),
     )

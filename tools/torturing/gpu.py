@@ -298,7 +298,8 @@ class GpuTorture:
             raise AssertionError(f"{kept} records and {decoded.dropped_total} dropped, but {made} made")
         self.tally.records += kept
         if not shape.spins and not layout.sampled:
-            self._counts(case, sites, shape, given, decoded.records, decoded.dropped_total, made, again)
+            shared = len(plan.site_map.recorded) < len(plan.site_map.sites)
+            self._counts(case, sites, shape, given, decoded.records, decoded.dropped_total, made, shared, again)
 
     def _counts(
         self,
@@ -309,6 +310,7 @@ class GpuTorture:
         records: Any,
         dropped: int,
         made: int,
+        shared: bool,
         again: str,
     ) -> None:
         """The records against an independent count of the visits of each site."""
@@ -319,7 +321,7 @@ class GpuTorture:
                 raise
             self.tally.refused[f"counter: {error.code}"] += 1
             return
-        self.tally.counted += agreed(sites, counted, records, dropped, made)
+        self.tally.counted += agreed(sites, counted, records, dropped, made, shared)
 
     def _visits(self, case: Case, sites: Sequence[Any], shape: Shape, given: bytes, again: str) -> list[int]:
         device = self.device

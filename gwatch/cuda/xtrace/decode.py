@@ -27,7 +27,7 @@ from gwatch.errors import TraceError
 from gwatch.rewrite.ring import CANARY, HEADER_DTYPE, LANES, RecordKind, RingLayout, checked_duration
 from gwatch.rewrite.sitemap import SiteMap
 
-SHARED_DROPPED = "[dropped-shared] dropped counts are of records as written: one that several sites share counts once"
+SHARED_DROPPED = "[dropped-shared] a record that several sites share counts once among the dropped"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +36,8 @@ class Decoded:
 
     ``records``: (n,) RECORD_DTYPE, ordered by CTA slot and warp; inside a warp the thread-level records by
     lane and sequence, then the warp-level ones by time. ``visits`` and ``dropped``: (cta_slots,
-    warps_per_cta, 32) int64 records made and lost per lane, as the kernel wrote them: one that several sites share
-    counts once there, and is one for each of them in ``records``. ``headers``: (cta_slots, warps_per_cta)
+    warps_per_cta, 32) int64 records made and lost per lane; a record that several sites share is one of each, but
+    counts once where it is lost. ``headers``: (cta_slots, warps_per_cta)
     HEADER_DTYPE. ``clock``: the anchor fit, else None. ``unit``: "ns" or "cycles". ``warnings``: ``[code]
     text`` lines about what could not be proved.
     """
@@ -93,7 +93,8 @@ def decode_ring(
     dropped = np.maximum(visits - layout.format.depth, 0)
     shared = SharedRecords(site_map)
     if shared.any:
-        records = _unshared(records, shared, layout)
+        records, more = _unshared(records, shared, headers.reshape(shape[:2])["cta"][:, 0], layout)
+        visits = visits + more.reshape(shape)
         if dropped.any():
             warnings.append(SHARED_DROPPED)
     return Decoded(
@@ -108,17 +109,20 @@ def decode_ring(
 
 
 def _unshared(
-    records: npt.NDArray[np.void], shared: SharedRecords, layout: RingLayout
-) -> npt.NDArray[np.void]:
-    """One record of each site that shares one."""
+    records: npt.NDArray[np.void], shared: SharedRecords, ctas: npt.NDArray[Any], layout: RingLayout
+) -> tuple[npt.NDArray[np.void], npt.NDArray[np.int64]]:
+    """(one record of each site that shares one, how many more that makes per lane); ``ctas``: the CTA of each slot."""
     gx, gy, _ = layout.grid
     x, y, z = records["block"].astype(np.int64).T
-    row = ((x + gx * (y + gy * z)) * layout.warps_per_cta + records["warp"]) * LANES + records["lane"]
+    slot = np.zeros(layout.ctas, np.int64)
+    slot[ctas] = np.arange(len(ctas))
+    row = (slot[x + gx * (y + gy * z)] * layout.warps_per_cta + records["warp"]) * LANES + records["lane"]
     source, sites = shared.sites(records["site"])
     out = records[source]
     out["site"] = sites
     out["sequence"] = shared.sequences(source, records["sequence"].astype(np.int64), row)
-    return out
+    lanes = layout.warps * LANES
+    return out, np.bincount(row[source], minlength=lanes) - np.bincount(row, minlength=lanes)
 
 
 def checked_ring(
