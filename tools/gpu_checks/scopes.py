@@ -36,7 +36,7 @@ EXAMPLES = ROOT / "examples/cuda/trace"
 TILELANG = ROOT / "tests/scopes/data/tilelang_matmul"
 sys.path.insert(0, str(EXAMPLES))
 TIERS = ("sass", "ptx")
-ROUNDS = 60
+ROUNDS = 200
 GEMM = (8448, 8192, 8192)
 TORCH_TYPES = {"int32": torch.int32, "float32": torch.float32}
 
@@ -235,8 +235,7 @@ def cute_program() -> Facts:
 def cute_warp_specialised_product() -> Facts:
     """Records as many as loop trips in every role; SASS records at most 1 % slower."""
     found = _cute("cute_hgmma.py")
-    slower = found["sass"]["slowdown"]
-    assert slower is None or slower["median"] <= 1.01, str(found)
+    assert found["sass"]["slower"] <= 1.01, str(found)
     return found
 
 
