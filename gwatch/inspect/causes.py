@@ -43,11 +43,11 @@ class Cause:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """One access as the code shows it. ``form``: its address; ``base``: the atom in it that is the pointer (None: none
-    can be told). ``argument`` and the entries of ``scalars``, ``conditions`` and ``products`` are argument ordinals:
-    numbers in the address, in the guard, and factors in the address with whether the other factor differs from thread
-    to thread. Equal ``guard_key``: the same condition, apart from the branches in front. ``gathered``: memory was read
-    for the address."""
+    """One access as the code shows it. ``form``: its address, ``offset`` the constant in it; ``base``: the atom in it
+    that is the pointer (None: none can be told). ``argument`` and the entries of ``scalars``, ``conditions`` and
+    ``products`` are argument ordinals: numbers in the address, in the guard, and factors in the address with whether
+    the other factor differs from thread to thread. Equal ``guard_key``: the same condition, apart from the branches in
+    front. ``gathered``: memory was read for the address."""
 
     index: int
     block: int
@@ -56,6 +56,7 @@ class Place:
     guard: str
     guard_key: str
     form: Form
+    offset: int
     base: int | None
     argument: int | None
     scalars: tuple[int, ...]
@@ -66,11 +67,6 @@ class Place:
     @property
     def bytes(self) -> int:
         return self.access.bits // 8
-
-    @property
-    def offset(self) -> int:
-        """Constant part of the address."""
-        return self.form.total
 
     @property
     def is_strong(self) -> bool:

@@ -10,67 +10,25 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 from gwatch.inspect.linear import Form, Kind
 from gwatch.inspect.loops import Blocks
+from gwatch.inspect.statement import PREDICATE, REGISTER, Statement, bit, needed, statement
 from gwatch.inspect.sums import Sums
 from gwatch.inspect.values import NOTHING, Atom, Held, Register, Value
-from gwatch.sass.code import Code, split_text
+from gwatch.sass.code import Code
 
-_REGISTER = re.compile(r"\b(U?R|U?P)([0-9]+)\b")
 _CONSTANT = re.compile(r"c\[0x0\]\s?\[(?:(?:UR[0-9]+\+)?(0x[0-9a-f]+)|U?RZ)\]")
+_BRACKETS = re.compile(r"(?<!desc)\[([^\]]*)\]")
 _SPECIAL = re.compile(r"\bSR_[A-Z0-9_.]+")
-_SPLIT = re.compile(r",\s*(?![^\[]*\])")
-_PREDICATE = re.compile(r"U?P(?:[0-9]+|T)$")
 _LOADS = frozenset({"LDG", "LD", "LDS", "LDL", "LDSM", "ATOM", "ATOMG", "ATOMS", "TEX", "TLD", "SULD"})
 _GLOBAL_LOADS = frozenset({"LDG", "LD", "ATOM", "ATOMG"})
-_SILENT = frozenset(
-    [
-        "STG",
-        "STS",
-        "STL",
-        "ST",
-        "STSM",
-        "RED",
-        "REDG",
-        "REDS",
-        "LDGSTS",
-        "BRA",
-        "EXIT",
-        "BSSY",
-        "BSYNC",
-        "BAR",
-        "RET",
-        "NOP",
-        "CCTL",
-        "MEMBAR",
-        "ERRBAR",
-        "DEPBAR",
-        "LDGDEPBAR",
-        "WARPSYNC",
-        "YIELD",
-        "SYNCS",
-        "UTMALDG",
-        "UTMASTG",
-        "UBLKCP",
-        "JMP",
-        "BRX",
-        "KILL",
-        "BPT",
-        "NANOSLEEP",
-        "CGAERRBAR",
-        "FENCE",
-        "USETMAXREG",
-    ]
-)
 _CONSTANT_LOADS = frozenset({"LDC", "ULDC", "LDCU"})
 _SPECIALS = frozenset({"S2R", "S2UR", "CS2R", "CS2UR"})
 _PRODUCTS = frozenset({"IMAD", "UIMAD", "IMUL", "UIMUL", "XMAD", "IDP"})
 _SHIFTED = frozenset({"LEA", "ULEA", "UCLEA"})
 _SHIFTS = frozenset({"SHF", "USHF", "SHL", "SHR"})
-_COMPARES = frozenset(
-    {"ISETP", "UISETP", "FSETP", "DSETP", "PLOP3", "UPLOP3", "PSETP", "VOTE", "HSETP2", "R2P"}
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +49,9 @@ class _Tracer:
 
     def __init__(self, code: Code, blocks: Blocks) -> None:
         self.texts = code.texts
+        self.statements = [statement(text) for text in self.texts]
         self.blocks = blocks
+        self.chosen: list[list[int]] = []
         self.starts: dict[int, dict[Register, Held]] = {}
         self.outputs: dict[int, dict[Register, Held]] = {}
         self.numbers: dict[tuple[object, ...], int] = {}
@@ -161,30 +121,32 @@ class _Tracer:
                 step = held.form - first.form
                 if step == Form():
                     continue
-                form = self.sums.stepped(mine.form, step, block, number)
+                if set(first.form.terms) <= set(held.form.terms):
+                    form = self.sums.stepped(mine.form, step, block, number)
+                else:  # another value, not one that something was added to
+                    form = self.sums.merged(mine.form, held.form, number, True)
             elif first.number == held.number:
                 continue
             state[register] = Held(mine.value | held.value, number, form)
 
-    def walk(self, block: int, wanted: frozenset[str], seen: list[Seen] | None) -> None:
-        """Go through a block; append to ``seen`` what is in front of the wanted instructions."""
+    def walk(self, block: int, wanted: frozenset[int], seen: list[Seen] | None) -> None:
+        """Go through what matters of a block; append to ``seen`` what is in front of the wanted instructions."""
         state = self.joined(block)
         self.starts[block] = dict(state)
-        for index in range(*self.blocks.ranges[block]):
-            guard, opcode, operands = split_text(self.texts[index])
-            mnemonic = opcode.split(".")[0]
-            condition = self.condition(state, guard)
-            if seen is not None and (mnemonic in wanted or (guard and mnemonic in ("BRA", "EXIT"))):
+        for index in self.chosen[block]:
+            one = self.statements[index]
+            condition = self.condition(state, one)
+            if seen is not None and index in wanted:
                 seen.append(self.seen(index, block, state, condition))
-            if mnemonic not in _SILENT:
-                self.step(state, index, guard, condition, mnemonic, opcode, operands)
+            if one.targets:
+                self.step(state, index, one, condition)
         self.outputs[block] = state
 
     def seen(self, index: int, block: int, state: dict[Register, Held], condition: str) -> Seen:
         values: dict[Register, Value] = {}
         numbers: dict[Register, int] = {}
         forms: dict[Register, Form] = {}
-        for file, first in _REGISTER.findall(self.texts[index]):
+        for file, first in REGISTER.findall(self.texts[index]):
             for register in ((file, int(first)), (file, int(first) + 1)):
                 held = state.get(register)
                 values[register], numbers[register] = held.under(condition)[:2] if held else (NOTHING, -1)
@@ -192,50 +154,33 @@ class _Tracer:
                     forms[register] = self.form(held, condition)
         return Seen(index, block, self.texts[index], condition, values, numbers, forms)
 
-    def condition(self, state: dict[Register, Held], guard: str) -> str:
+    def condition(self, state: dict[Register, Held], one: Statement) -> str:
         """A key for a guard that is equal where the same predicate value is asked for; "" for none."""
-        match = _REGISTER.search(guard)
-        if match is None:
+        if one.guard_register is None:
             return ""
-        held = state.get((match[1], int(match[2])))
-        return f"{guard}:{held.number if held else -1}"
+        held = state.get(one.guard_register)
+        return f"{one.guard}:{held.number if held else -1}"
 
-    def step(
-        self,
-        state: dict[Register, Held],
-        index: int,
-        guard: str,
-        condition: str,
-        mnemonic: str,
-        opcode: str,
-        operands: str,
-    ) -> None:
+    def step(self, state: dict[Register, Held], index: int, one: Statement, condition: str) -> None:
         """One instruction's effect on the registers."""
-        parts = _SPLIT.split(operands) if operands else []
-        targets = _targets(mnemonic, parts)
-        sources = parts[len(targets) :]
-        value = _result(state, condition, mnemonic, opcode, sources)
-        constant = _CONSTANT.search(operands) if mnemonic in _CONSTANT_LOADS else None
+        mnemonic, sources = one.mnemonic, one.sources
+        value = _result(state, condition, one)
+        constant = _CONSTANT.search(one.operands) if mnemonic in _CONSTANT_LOADS else None
         inputs: tuple[object, ...] = ("instruction", index)
         if mnemonic not in _LOADS:
-            inputs = (opcode, *(self.source(state, condition, part) for part in sources))
+            inputs = (one.opcode, *(self.source(state, condition, part) for part in sources))
         written: dict[Register, Held] = {}
-        for order, target in enumerate(targets):
-            match = _REGISTER.match(target)
-            if match is None:
-                continue
-            file, first = match[1], int(match[2])
-            for place in range(_width(mnemonic, opcode) if file in ("R", "UR") else 1):
-                register = (file, first + place)
+        for order, registers in enumerate(one.written):
+            for place, register in enumerate(registers):
                 part = value
                 if constant is not None:  # each register of a wide load holds its own part of the bank
                     part = Value(base=frozenset({_offset(constant) + 4 * place}))
                 number = self.number(*inputs, order, place)
                 form = None
-                if file in ("R", "UR"):
-                    form = self.low(state, condition, mnemonic, opcode, sources, constant, number, place)
+                if register[0] in ("R", "UR"):
+                    form = self.low(state, condition, one, constant, number, place)
                 before = state.get(register)
-                if not guard:
+                if one.guard_register is None:
                     written[register] = Held(part, number, form)
                     continue
                 old = before.number if before else -1
@@ -247,16 +192,14 @@ class _Tracer:
                 whole = part | before.value if before else part
                 written[register] = Held(whole, merged, both, condition, (part, number, form))
         state.update(written)  # only now: a wide result may stand on its own operands
-        if mnemonic in ("LEA", "ULEA") and ".HI.X" in opcode:
-            self.widened(state, condition, targets, sources)
+        if mnemonic in ("LEA", "ULEA") and one.modifiers[:2] == ("HI", "X"):
+            self.widened(state, one)
 
     def low(
         self,
         state: dict[Register, Held],
         condition: str,
-        mnemonic: str,
-        opcode: str,
-        sources: list[str],
+        one: Statement,
         constant: re.Match[str] | None,
         number: int,
         place: int,
@@ -264,6 +207,7 @@ class _Tracer:
         """The low word of one register written, as a sum; None where it is an atom of its own."""
         if constant is not None:
             return self.sums.parameter(_offset(constant) + 4 * place)
+        mnemonic, sources = one.mnemonic, one.sources
         if mnemonic in _LOADS:
             return self.loaded(state, condition, sources, number)
         if mnemonic in _SPECIALS and _SPECIAL.match(sources[0] if sources else ""):
@@ -271,9 +215,9 @@ class _Tracer:
                 return None
             threads = Value(specials=frozenset({sources[0]})).per_thread
             return self.sums.atom(self.number("special", sources[0]), Atom(Kind.SPECIAL, 0, threads))
-        if mnemonic in ("CS2R", "CS2UR") and sources[:1] == ["SRZ"]:
+        if mnemonic in ("CS2R", "CS2UR") and sources[:1] == ("SRZ",):
             return Form()
-        if place and opcode not in ("MOV.64", "UMOV.64"):
+        if place and one.opcode not in ("MOV.64", "UMOV.64"):
             return None
 
         def lookup(file: str, at: int) -> Form:
@@ -283,11 +227,13 @@ class _Tracer:
                 return self.sums.atom(unset, Atom(Kind.OTHER))
             return self.form(held, condition)
 
-        return self.sums.result(mnemonic, opcode.split(".")[1:], sources, number, lookup)
+        return self.sums.result(mnemonic, one.modifiers, sources, number, lookup)
 
-    def loaded(self, state: dict[Register, Held], condition: str, sources: list[str], number: int) -> Form:
+    def loaded(
+        self, state: dict[Register, Held], condition: str, sources: tuple[str, ...], number: int
+    ) -> Form:
         """A word read from memory: it varies with its address."""
-        names = _REGISTER.findall(" ".join(sources))
+        names = REGISTER.findall(" ".join(sources))
         held = [state.get((file, int(first))) for file, first in names if file in ("R", "UR")]
         forms = [self.form(one, condition) for one in held if one is not None]
         atoms = [self.sums.atoms[atom] for form in forms for atom, _ in form.terms]
@@ -299,16 +245,14 @@ class _Tracer:
             ),
         )  # fmt: skip
 
-    def widened(
-        self, state: dict[Register, Held], condition: str, targets: list[str], sources: list[str]
-    ) -> None:
+    def widened(self, state: dict[Register, Held], one: Statement) -> None:
         """A LEA whose high half takes RZ or a sign for the upper half of its index: that index had 32 bits."""
-        match = _REGISTER.match(targets[0]) if targets else None
-        plain = [text for text in sources if not _PREDICATE.match(text.lstrip("!"))]
+        match = REGISTER.match(one.targets[0])
+        plain = [text for text in one.sources if not PREDICATE.match(text.lstrip("!"))]
         if match is None or len(plain) < 4 or plain[2] not in ("RZ", "URZ"):
             return
         low = (match[1], int(match[2]) - 1)
-        held, index = state.get(low), _REGISTER.match(plain[0])
+        held, index = state.get(low), REGISTER.match(plain[0])
         source = state.get((index[1], int(index[2]))) if index else None
         if held is None or held.form is None or source is None or source.form is None or source.form.is_constant:
             return
@@ -328,17 +272,33 @@ class _Tracer:
                 str(h.under(condition)[1]) if h else f"?{file}{first + k}" for k, h in enumerate(held)
             )
 
-        return _REGISTER.sub(name, part.replace(".reuse", ""))
+        return REGISTER.sub(name, part.replace(".reuse", ""))
 
 
-def trace(code: Code, blocks: Blocks, wanted: frozenset[str]) -> tuple[list[Seen], Sums]:
-    """What is known in front of every instruction with a mnemonic in ``wanted``, and of guarded branches and exits,
-    in address order; and the atoms of its sums."""
+def trace(code: Code, blocks: Blocks, wanted: frozenset[str], branches: bool) -> tuple[list[Seen], Sums]:
+    """What is known in front of every instruction with a mnemonic in ``wanted`` and, if ``branches``, of guarded
+    branches and exits, in address order; and the atoms of its sums."""
     tracer = _Tracer(code, blocks)
+    places: set[int] = set()
+
+    def asked(index: int, one: Statement) -> int:
+        skips = branches and one.guard_register is not None and one.mnemonic in ("BRA", "EXIT")
+        if one.mnemonic not in wanted and not skips:
+            return 0
+        places.add(index)
+        bits = bit(one.guard_register) if one.guard_register else 0
+        # Of an access the address only, which stands in brackets; it may be a pair.
+        for group in _BRACKETS.findall("" if skips else one.operands):
+            for file, number in REGISTER.findall(group):
+                bits |= bit((file, int(number))) | bit((file, int(number) + 1))
+        return bits or bit(("R", 255))
+
+    tracer.chosen = needed(tracer.statements, blocks, asked)
+    chosen = frozenset(places)
     seen: list[Seen] = []
     for tracer.round, found in enumerate((None, seen)):
         for block in range(len(blocks.ranges)):
-            tracer.walk(block, wanted, found)
+            tracer.walk(block, chosen, found)
     return seen, tracer.sums
 
 
@@ -346,30 +306,8 @@ def _offset(constant: re.Match[str]) -> int:
     return int(constant[1], 16) if constant[1] else 0
 
 
-def _targets(mnemonic: str, parts: list[str]) -> list[str]:
-    """The operands that are written: the first one, and the predicates directly behind it."""
-    if mnemonic in _COMPARES:
-        return [part for part in parts[:2] if _PREDICATE.match(part)]
-    targets = parts[:1]
-    while len(targets) < min(3, len(parts)) and _PREDICATE.match(parts[len(targets)]):
-        targets.append(parts[len(targets)])
-    return targets
-
-
-def _width(mnemonic: str, opcode: str) -> int:
-    words = opcode.split(".")
-    if "128" in words:
-        return 4
-    if "64" in words or "WIDE" in words or mnemonic in ("DADD", "DMUL", "DFMA"):
-        return 2
-    if mnemonic in ("CS2R", "CS2UR"):
-        return 1 if "32" in words else 2
-    return 1
-
-
-def _result(
-    state: dict[Register, Held], condition: str, mnemonic: str, opcode: str, sources: list[str]
-) -> Value:
+def _result(state: dict[Register, Held], condition: str, one: Statement) -> Value:
+    mnemonic, sources = one.mnemonic, one.sources
     read = [_source(state, condition, part) for part in sources]
     if mnemonic in _LOADS:
         return Value(loaded=True) if mnemonic in _GLOBAL_LOADS else Value(specials=frozenset({"memory"}))
@@ -379,10 +317,10 @@ def _result(
             out = out | held.value if file == "P" else out
         return out
     real = [
-        value for value, part in zip(read, sources, strict=True) if not _PREDICATE.match(part.lstrip("!"))
+        value for value, part in zip(read, sources, strict=True) if not PREDICATE.match(part.lstrip("!"))
     ]
     out = NOTHING
-    if mnemonic in _PRODUCTS and "MOV" not in opcode.split(".") and len(real) >= 2:
+    if mnemonic in _PRODUCTS and "MOV" not in one.modifiers and len(real) >= 2:
         first, second = real[0], real[1]
         pairs = {(c, second.per_thread) for c in first.constants} | {
             (c, first.per_thread) for c in second.constants
@@ -406,13 +344,20 @@ def _result(
 
 def _source(state: dict[Register, Held], condition: str, part: str) -> Value:
     """Origins of one operand."""
-    value = NOTHING
-    for match in _CONSTANT.finditer(part):
-        value = value | Value(base=frozenset({_offset(match)}))
-    for file, first in _REGISTER.findall(part):
-        for number in range(int(first), int(first) + (2 if ".64" in part else 1)):
-            held = state.get((file, number))
-            value = value | held.under(condition)[0] if held else value
-    for name in _SPECIAL.findall(part):
-        value = value | Value(specials=frozenset({name}))
+    value, registers = _mentioned(part)
+    for register in registers:
+        held = state.get(register)
+        value = value | held.under(condition)[0] if held else value
     return value
+
+
+@lru_cache(maxsize=1 << 14)
+def _mentioned(part: str) -> tuple[Value, tuple[Register, ...]]:
+    """Constants and special registers of an operand, and the registers that it reads."""
+    offsets = [_offset(match) for match in _CONSTANT.finditer(part)]
+    registers = [
+        (file, number)
+        for file, first in REGISTER.findall(part)
+        for number in range(int(first), int(first) + (2 if ".64" in part else 1))
+    ]
+    return Value(base=frozenset(offsets), specials=frozenset(_SPECIAL.findall(part))), tuple(registers)

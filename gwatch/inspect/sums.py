@@ -33,6 +33,7 @@ class Sums:
     def __init__(self, number: Callable[..., int]) -> None:
         self.number = number
         self.atoms: dict[int, Atom] = {}
+        self.multiplied: set[int] = set()  # offsets of the parameters that instructions multiply
 
     def known(self, atom: int) -> int:
         """Low bits of an atom that are zero."""
@@ -76,7 +77,7 @@ class Sums:
         return shared + rest
 
     def stepped(self, start: Form, step: Form, loop: int, number: int) -> Form:
-        """A sum that grows by ``step`` with each iteration of a loop."""
+        """A sum that ``step`` is added to with each iteration of a loop."""
         count = self.atom(self.number("step", loop), Atom(Kind.STEP, iterates=True))
         parts = [self.atoms[atom] for atom, _ in step.terms]
         if all(part.kind in (Kind.PARAMETER, Kind.SPECIAL, Kind.PRODUCT) and not part.iterates for part in parts):
@@ -179,6 +180,9 @@ class Sums:
             return None
         if len(one.terms) * len(other.terms) > MAX_TERMS:
             return None
+        if not (one.is_constant or other.is_constant):
+            for atom, _ in one.terms + other.terms:
+                self.multiplied |= self.atoms[atom].parameters
         product = self.product(one, other)
         return (product.extended() if extended else product) + added
 

@@ -113,7 +113,7 @@ def vectorization(
     """
     code = view.code(kernel)
     blocks = find_blocks(code, indirect_targets(view, kernel))
-    seen, sums = trace(code, blocks, WANTED)
+    seen, sums = trace(code, blocks, WANTED, description is not None)
     places = _Places(view, kernel, description, sums)
     found = [place for place in map(places.of, seen) if place is not None]
     order = Order(code, blocks, found)
@@ -170,8 +170,7 @@ class _Places:
         self.ordinal = {
             base + p.offset + at: p.ordinal for p in self.parameters for at in range(0, p.size, 4)
         }
-        multiplied = {o for a in sums.atoms.values() if a.kind is Kind.PRODUCT for o in a.parameters}
-        for ordinal in {self.ordinal[offset] for offset in multiplied if offset in self.ordinal}:
+        for ordinal in {self.ordinal[offset] for offset in sums.multiplied if offset in self.ordinal}:
             if ordinal < count and self.arguments[ordinal].type == GUESSED:
                 self.arguments[ordinal] = replace(self.arguments[ordinal], type="8 bytes")
         self.size = view.arch.instruction_size
@@ -212,6 +211,7 @@ class _Places:
             guard=guard,
             guard_key=guard_key,
             form=form,
+            offset=form.total,
             base=self._pointer(form, argument),
             argument=argument,
             scalars=self.numbers(address.constants),
