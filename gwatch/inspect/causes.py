@@ -286,6 +286,12 @@ class _Group:
             return Cause(
                 "unknown", self._name, f"{could}, but compilers leave asynchronous copies as they are written"
             )
+        if "CONSTANT" in place.access.modifiers and self.around.order.is_ordered(place.block):
+            return Cause(
+                "unknown", self._name,
+                f"{could}: the pointer may not be known to be a multiple of {merge.width}, or barriers, atomic or "
+                "volatile accesses stood between them before the code was scheduled",
+            )  # fmt: skip
         whose = "the pointer, which was read from memory," if base.loaded else "the pointer"
         return Cause(
             "divisibility", self._name,

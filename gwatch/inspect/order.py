@@ -17,7 +17,8 @@ _FENCES = (
     "BAR", "MEMBAR", "FENCE", "WARPSYNC", "UCGABAR_ARV", "UCGABAR_WAIT", "SYNCS", "CALL", "BARSYNC", "ACQBULK",
     "CGABAR",
 )  # fmt: skip
-_WRITES = ("STG", "ST", "ATOM", "ATOMG", "RED", "REDG", "UTMASTG", "UTMAREDG", "UBLKCP", "UBLKRED")
+_ATOMICS = ("ATOM", "ATOMG", "RED", "REDG")
+_WRITES = ("STG", "ST", *_ATOMICS, "UTMASTG", "UTMAREDG", "UBLKCP", "UBLKRED")
 _READS = ("LDG", "LD", "LDGSTS", "UTMALDG")
 
 
@@ -63,6 +64,18 @@ class Order:
             if first < index < last and index not in own and self._may_touch(index, members):
                 return Obstacle(index, self.code.texts[index], False)
         return None
+
+    def is_ordered(self, block: int) -> bool:
+        """Whether a block has barriers, atomic or volatile accesses. Loads of memory that nothing writes may have stood
+        on either side of them before the code was scheduled."""
+        first, last = self.blocks.ranges[block]
+        if any(first <= index < last for index in self._fences + self._atomics):
+            return True
+        return any(place.is_strong for index, place in self.places.items() if first <= index < last)
+
+    @cached_property
+    def _atomics(self) -> list[int]:
+        return list(self.code.where(*_ATOMICS).tolist())
 
     def _may_touch(self, index: int, members: Sequence[Place]) -> bool:
         """Whether the access at ``index`` may be of memory that ``members`` access."""

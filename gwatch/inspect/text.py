@@ -204,7 +204,9 @@ def _vector(kernel: KernelReport) -> Iterator[str]:
     for (action, name, _), members in seen.items():
         first = members[0]
         assert first.cause is not None
-        yield f"    {len(members)} narrow {action}s ({name}): {first.cause.text}"
+        others = len({member.cause.text for member in members if member.cause is not None}) - 1
+        more = f"; {others} more group{'s' * (others > 1)} alike (--json)" if others else ""
+        yield f"    {len(members)} narrow {action}{'s' * (len(members) > 1)} ({name}): {first.cause.text}{more}"
 
 
 def _launch(found: Vectorization) -> str:

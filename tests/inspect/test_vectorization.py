@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,43 @@ LOADS = {
     "tail": ("tail", "argument 0"),
     "offset": ("offset", ""),
     "gather": ("gather", ""),
+}
+# Kernel of causes.cu -> causes of its narrow loads, and of its narrow stores, with the argument to blame.
+PLAIN = {("dtype", "argument 1")}
+KNOWN: dict[str, tuple[set[tuple[str, str]], set[tuple[str, str]]]] = {
+    "alias": ({("alias", "argument 0")}, {("stride", "argument 2")}),
+    "alias_atomic": ({("alias", "argument 0")}, set()),
+    "alias_stores": ({("stride", "argument 2")}, {("alias", "argument 1")}),
+    "barrier": ({("barrier", "argument 0")}, set()),
+    "barrier_fence": ({("barrier", "argument 0")}, set()),
+    "divisibility_gathered": ({("dtype", "argument 1"), ("divisibility", "argument 0")}, set()),
+    "divisibility_number": ({("divisibility", "argument 2")}, set()),
+    "divisibility_rows": ({("dtype", "argument 0"), ("divisibility", "")}, set()),
+    "divisibility_unrolled": ({("divisibility", "argument 0"), ("tail", "argument 0")}, PLAIN),
+    "dtype_branches": ({("dtype", "argument 0")}, PLAIN),
+    "dtype_bytes": ({("dtype", "argument 0")}, PLAIN),
+    "dtype_grid": ({("dtype", "argument 0")}, PLAIN),
+    "dtype_rows": ({("dtype", "argument 0"), ("dtype", "")}, PLAIN),
+    "dtype_triple": ({("dtype", "argument 0")}, PLAIN),
+    "dtype_uniform": ({("dtype", "argument 0")}, PLAIN),
+    "gather_pointers": ({("dtype", "argument 0"), ("gather", "")}, PLAIN),
+    "gather_shared": ({("gather", "")}, PLAIN),
+    "loop": ({("loop", "argument 0")}, PLAIN),
+    "mask_branches": ({("mask", "argument 0")}, PLAIN),
+    "restricted": (set(), {("stride", "argument 2")}),
+    "stride_constant": ({("stride", "argument 0")}, PLAIN),
+    "stride_five": ({("stride", "argument 0")}, PLAIN),
+    "stride_loop": ({("stride", "argument 2")}, PLAIN),
+    "stride_places": ({("stride", "argument 2")}, PLAIN),
+    "stride_rows_unrolled": ({("stride", "argument 2"), ("tail", "argument 0")}, PLAIN),
+    "stride_threads": ({("stride", "argument 2")}, PLAIN),
+    "stride_threads_long": ({("stride", "argument 2")}, PLAIN),
+    "stride_unrolled": ({("stride", "argument 0"), ("dtype", "argument 0")}, PLAIN),
+    "tail_loops": ({("tail", "argument 0")}, {("tail", "argument 1")}),
+    "unknown_atomic": ({("unknown", "argument 0")}, set()),
+    "volatile_loads": ({("volatile", "argument 0")}, PLAIN),
+    "volatile_stores": (set(), {("volatile", "argument 1")}),
+    "wrap": ({("wrap", "argument 0")}, PLAIN),
 }
 # Triton kernel -> cause and argument of narrow loads and of narrow stores, as compiled with the alignment in its .ttir.
 TRITON_CAUSES = {
@@ -64,6 +102,51 @@ def test_known_causes_from_bare_cubins(arch: str) -> None:
         assert causes(found[name], "store") == {(LOADS[name][0], "argument 1")}
     for name in ("wide", "stride", "offset", "gather"):
         assert causes(found[name], "store") == set()
+
+
+@pytest.mark.parametrize("arch", ["80", "90", "120"])
+def test_each_cause_is_told_from_those_it_is_mistaken_for(arch: str) -> None:
+    view = CubinView.of((FIXTURES / f"causes_sm_{arch}.cubin").read_bytes())
+    found = {kernel.name: vectorization(view, kernel).accesses for kernel in view.kernels}
+    assert {name: (causes(a, "load"), causes(a, "store")) for name, a in found.items()} == KNOWN
+
+
+@pytest.mark.parametrize("arch", ["80", "90", "120"])
+def test_no_merge_is_named_that_no_access_could_be(arch: str) -> None:
+    said = set()
+    for stem in ("causes", "narrow"):
+        path = FIXTURES / f"{stem}_sm_{arch}.cubin"
+        if path.is_file():
+            view = CubinView.of(path.read_bytes())
+            for kernel in view.kernels:
+                for access in vectorization(view, kernel).accesses:
+                    said.update(re.findall(r"could be one of (\d+) bits", access.cause.text if access.cause else ""))
+                    assert access.cause is None or " 0x0 bytes apart" not in access.cause.text
+    assert said <= {"16", "32", "64", "128"}
+    assert said
+
+
+@pytest.mark.parametrize(
+    ("kernel", "words"),
+    [
+        ("alias", ["STG.E at 0x", "may write the same memory", "__restrict__"]),
+        ("alias_stores", ["LDG.E at 0x", "may read or write the same memory"]),
+        ("barrier", ["BAR.SYNC", "stands between them"]),
+        ("barrier_fence", ["MEMBAR", "stands between them"]),
+        ("volatile_loads", ["LDG.E.STRONG.SYS", "never merged"]),
+        ("stride_rows_unrolled", ["start at a multiple of argument 2, which is known at run time only"]),
+        ("stride_constant", ["0x40 bytes apart, each 4 bytes"]),
+        ("stride_five", ["neighbouring threads start 20 bytes apart: no multiple of 16"]),
+        ("dtype_triple", ["only 12 bytes in a row there", "start 12 bytes apart: no multiple of 8"]),
+        ("dtype_uniform", ["the same for all threads"]),
+    ],
+)
+def test_a_cause_says_what_was_seen(kernel: str, words: list[str]) -> None:
+    view = CubinView.of((FIXTURES / "causes_sm_90.cubin").read_bytes())
+    found = vectorization(view, view.cubin.get_kerneldef_by_name(kernel)).accesses
+    name = kernel.split("_")[0]
+    texts = [access.cause.text for access in found if access.cause is not None and access.cause.name == name]
+    assert any(all(word in text for word in words) for text in texts), texts
 
 
 @pytest.mark.parametrize("name", sorted(TRITON_CAUSES))
