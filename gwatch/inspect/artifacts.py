@@ -2,7 +2,7 @@
 
 :func:`open_artifact` yields every cubin with the path that leads to it (``model.pt2!data/model/x.cubin``,
 ``lib.so@0x1f40``), every member that is no cubin, and texts that tell how kernels were made and launched
-(AOTInductor wrappers, Inductor's Python files, Triton's ``.ttir`` and metadata).
+(AOTInductor wrappers, Inductor's Python files, Triton's intermediate code and metadata).
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
 
 TEXT_LIMIT = 64 << 20
 _NESTING = 8
-_TEXTS = (".cpp", ".py", ".ttir", ".json", ".h", ".cu")
+_TEXTS = (".cpp", ".py", ".ttir", ".ttgir", ".source", ".json", ".h", ".cu")
+_BESIDE = (".json", ".ttir", ".ttgir", ".source")
+"""What Triton's cache keeps beside a cubin, under the same name."""
 _ZIP = b"PK\x03\x04"
 _EMPTY_ZIP = b"PK\x05\x06"
 # What of it is looked through for magic numbers when the content alone does not say what it is.
@@ -80,7 +83,8 @@ Item = Image | Skipped | Text
 
 
 def open_artifact(path: str | os.PathLike[str]) -> Iterator[Item]:
-    """Everything in ``path``, in a fixed order. Texts of an archive or directory come before its cubins.
+    """Everything in ``path``, in a fixed order. Texts of an archive or directory come before its cubins; those that
+    Triton's cache keeps beside a cubin come with it.
 
     Raises CubinNotFound, or CubinError [artifact-unreadable] or [archive-bomb] for the path itself; damage inside it
     becomes a :class:`Skipped` item.
@@ -92,7 +96,18 @@ def open_artifact(path: str | os.PathLike[str]) -> Iterator[Item]:
     if not start.exists():
         raise CubinNotFound("artifact-not-found", f"no such file or directory: {start}", "check the path")
     with Reader.of_file(start) as reader:
+        if is_cubin(reader):
+            yield from _beside(start)
         yield from _reader(reader, str(start), "file", 0, Budget(str(start), reader.size))
+
+
+def _beside(cubin: Path) -> Iterator[Item]:
+    """Texts of the same folder that may describe a cubin that was named by itself."""
+    for suffix in _BESIDE:
+        path = cubin.with_suffix(suffix)
+        if path != cubin and path.is_file():
+            with suppress(CubinError), Reader.of_file(path) as reader:  # nobody asked for it
+                yield from (item for item in _text(reader, str(path)) if isinstance(item, Text))
 
 
 def _directory(root: Path) -> Iterator[Item]:

@@ -152,14 +152,19 @@ def _vectorization(view: CubinView, kernel: KernelDef, description: TritonKernel
     return vectorization(view, kernel, description)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Task:
-    """A cubin on its way: its report, or the future of it, and where else the same bytes were found."""
+    """A cubin on its way: its report, or the future of it, and where else the same bytes were found. ``near``: what may
+    have been said of it, ``said``: what was, once that is asked for."""
 
-    future: Future[ImageReport] | None
-    report: ImageReport | None
+    path: str
+    symbol: str
+    near: TritonKernels | None
     size: int
+    future: Future[ImageReport] | None = None
+    report: ImageReport | None = None
     also_at: list[str] = field(default_factory=list)
+    said: tuple[TritonKernel, ...] | None = None
 
     def finish(self, finished: Callable[[ImageReport], None] | None) -> None:
         """Wait for the report, let go of the future, tell ``finished``."""
@@ -202,48 +207,61 @@ def inspect(
     ``executor`` runs the work on cubins (any :class:`concurrent.futures.Executor`; none: here), with about
     ``2 * workers`` of them handed out at a time; the report doesn't depend on it. ``extract``: folder that gets each
     distinct cubin as a file. ``progress`` is called with the number of cubins found so far and the path of each,
-    ``finished`` with each cubin's report in the order found (it may take the listing out, so that not all are held).
+    ``finished`` with each cubin's report in the order found (it may take the listing out, so that not all are held),
+    and again when a description of it turns up at another place. Equal bytes are looked at once for each thing that is
+    said of them.
     Raises CubinNotFound or CubinError for a path that can't be read at all.
     """
     asked = request or Request()
     report = Report()
-    tasks: dict[str, _Task] = {}
+    tasks: dict[str, list[_Task]] = {}
     waiting: deque[_Task] = deque()
-    in_flight = 0
-    given: dict[str, list[str]] = {}
-    for item, described, digests in _items(paths, given):
+    in_flight = found = 0
+    given: dict[str, list[_Task]] = {}
+    for item, described, mine in _items(paths, given):
         if isinstance(item, Skipped):
             report.skipped.append(item)
             continue
         digest = hashlib.sha256(item.data).hexdigest()
-        digests.append(digest)
         if progress is not None:
-            progress(len(tasks) + 1, item.path)
-        if digest in tasks:
-            tasks[digest].also_at.append(item.path)
-            continue
-        if extract is not None:
-            report.extracted.append(_extract(extract, item, digest))
+            progress(found + 1, item.path)
         near = described.near(item.path, item.symbol) if described else None
+        task = _Task(item.path, item.symbol, near, len(item.data))
+        same = tasks.setdefault(digest, [])
+        known = _known(item, task, same) if asked.facts else same[0] if same else None
+        if known is not None:
+            mine.append(known)
+            if not (task.said and not known.said):
+                known.also_at.append(item.path)
+                continue
+            # What was found before without a description is described here.
+            known.also_at.insert(0, known.path)
+            known.path, known.symbol, known.near, known.said = task.path, task.symbol, near, task.said
+            task = known
+        else:
+            mine.append(task)
+            same.append(task)
+            found += 1
+            if extract is not None and len(same) == 1:
+                report.extracted.append(_extract(extract, item, digest))
         if executor is None:
-            tasks[digest] = _Task(None, examine(item, asked, near), len(item.data))
-            tasks[digest].finish(finished)
+            task.report = examine(item, asked, near)
+            task.finish(finished)
             continue
         while waiting and (len(waiting) >= 2 * workers or in_flight + len(item.data) > IN_FLIGHT_BYTES):
             in_flight -= waiting[0].size
             waiting.popleft().finish(finished)
-        task = _Task(executor.submit(examine, item, asked, near), None, len(item.data))
-        tasks[digest] = task
-        waiting.append(task)
-        in_flight += task.size
+        task.report, task.future = None, executor.submit(examine, item, asked, near)
+        if task not in waiting:
+            waiting.append(task)
+            in_flight += task.size
     for task in waiting:
         task.finish(finished)
-    for task in tasks.values():
+    for task in (task for same in tasks.values() for task in same):
         image = task.result()
         image.also_at = task.also_at
         report.images.append(image)
-    by_digest = dict(zip(tasks, report.images, strict=True))
-    report.given = {path: [by_digest[digest] for digest in digests] for path, digests in given.items()}
+    report.given = {path: [task.result() for task in mine] for path, mine in given.items()}
     if asked.kernels and report.images and not any(image.chosen for image in report.images):
         report.missing = str(
             _missing(asked.kernels, [name for image in report.images for name in image.left_out])
@@ -256,6 +274,23 @@ def inspect(
     return report
 
 
+def _known(item: Image, task: _Task, same: list[_Task]) -> _Task | None:
+    """Which of the tasks with the same bytes has nothing to add to ``task``, or the other way round: all that differs
+    between them is what texts around them say."""
+    if not same:
+        return None
+    try:
+        names = [kernel.name for kernel in CubinView.of(item.data, item.path).kernels]
+    except GWatchError:
+        return same[0]
+    for one in (task, *same):
+        if one.said is None:
+            one.said = one.near.said(names, one.path, one.symbol) if one.near else ()
+    if not task.said:
+        return same[0]
+    return next((one for one in same if one.said in (task.said, ())), None)
+
+
 def _missing(pattern: str, names: list[str]) -> KernelError:
     import difflib
 
@@ -266,18 +301,18 @@ def _missing(pattern: str, names: list[str]) -> KernelError:
 
 
 def _items(
-    paths: Iterable[str | os.PathLike[str]], given: dict[str, list[str]]
-) -> Iterator[tuple[Image | Skipped, TritonKernels | None, list[str]]]:
-    """Each item with what texts say about kernels (None: no text) and the list of digests that belongs to its path in
+    paths: Iterable[str | os.PathLike[str]], given: dict[str, list[_Task]]
+) -> Iterator[tuple[Image | Skipped, TritonKernels | None, list[_Task]]]:
+    """Each item with what texts say about kernels (None: no text) and the list of tasks that belongs to its path in
     ``given``."""
     for path in paths:
-        described, digests = None, given.setdefault(os.fspath(path), [])
+        described, mine = None, given.setdefault(os.fspath(path), [])
         for item in open_artifact(path):
             if isinstance(item, Text):
                 described = described or _no_kernels()
                 described.add(item)
             else:
-                yield item, described, digests
+                yield item, described, mine
 
 
 def _no_kernels() -> TritonKernels:

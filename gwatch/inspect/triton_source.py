@@ -1,8 +1,8 @@
 """What a package says about how its Triton kernels were made: source, argument types, alignment, launch.
 
 Read from AOTInductor's C++ wrapper (the Triton module is embedded there as text), from Inductor's Python files
-(``async_compile.triton``), from Triton's own ``.ttir`` and from its metadata JSON. Text is parsed as text
-(:mod:`ast`); nothing of it is run.
+(``async_compile.triton``), from Triton's own ``.ttir`` (or ``.source``, ``.ttgir``) and from its metadata JSON. Text is
+parsed as text (:mod:`ast`); nothing of it is run.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import ast
 import json
 import re
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import Any
@@ -90,8 +90,10 @@ class TritonKernels:
 
     def add(self, text: Text) -> None:
         """Take in what a text says; texts of other kinds say nothing."""
-        if text.path.endswith(".ttir"):
-            self.kernels += _ttir(text)
+        if text.path.endswith((".ttir", ".ttgir", ".source")):  # stages of one compilation: any of them will do
+            place = _stem(text.path)
+            known = {kernel.name for kernel in self.kernels if _stem(kernel.found_in) == place}
+            self.kernels += [kernel for kernel in _ttir(text) if kernel.name not in known]
         elif text.path.endswith(".json"):
             data = _metadata(text)
             if data is not None:
@@ -108,6 +110,11 @@ class TritonKernels:
         ]  # fmt: skip
         return TritonKernels(kernels, {key: data for key, data in self.metadata.items() if key[0] == folder})
 
+    def said(self, names: Iterable[str], path: str, symbol: str = "") -> tuple[TritonKernel, ...]:
+        """What is said of the kernels of the cubin at ``path``, wherever it is said."""
+        found = [self.find(name, path, symbol) for name in names]
+        return tuple(replace(kernel, found_in="", cubin="", symbol="") for kernel in found if kernel is not None)
+
     def find(self, name: str, path: str, symbol: str = "") -> TritonKernel | None:
         """The description of kernel ``name`` in the cubin at ``path``: by the cubin file that a wrapper loads or the
         ``symbol`` it is embedded under, then by folder, then by name if only one has it."""
@@ -115,7 +122,7 @@ class TritonKernels:
         file, folder = _file(path), _folder(path)
         stated = [k for k in named if (k.cubin and k.cubin == file) or (symbol and k.symbol == symbol)]
         beside = [k for k in named if not k.cubin and _folder(k.found_in) == folder]
-        stem = [k for k in beside if _file(k.found_in).rsplit(".", 1)[0] == file.rsplit(".", 1)[0]]
+        stem = [k for k in beside if _stem(k.found_in) == _stem(path)]
         beside = stem or beside
         loose = [k for k in named if not k.cubin or not path.endswith(".cubin")]
         if stated:
@@ -138,6 +145,10 @@ def _folder(path: str) -> str:
 
 def _file(path: str) -> str:
     return re.split(r"[!/]", path)[-1]
+
+
+def _stem(path: str) -> tuple[str, str]:
+    return _folder(path), _file(path).rsplit(".", 1)[0]
 
 
 def _integer(data: dict[str, Any], key: str) -> int | None:
