@@ -48,7 +48,7 @@ from gwatch.sass.arch import ARCHES
 from gwatch.sass.cfg import Cfg, build_cfg
 from gwatch.sass.isa import isa_for
 from gwatch.sass.latency import ANY, OVERWRITE, TRUST, latency_class, producer_unit, unit_class
-from gwatch.sass.scoreboards import Waits
+from gwatch.sass.scoreboards import Waits, timed
 from gwatch.sass.uses import ADDEND, CodeView, Use, WordFacts
 
 KERNELS = Path(__file__).resolve().with_name("latency_kernels.cu")
@@ -207,7 +207,7 @@ class SectionLearner:
                             distance = time - before.time
                             if distance <= FARTHEST and not exclusive(before.guard, facts.guard):
                                 self.note(facts, use, before, distance, before.waits == waited)
-            self.write(facts, writers, time, waited)
+            self.write(index, writers, time, waited)
             for column in boards_taken:
                 if column[index] != 7:
                     boards[column[index]] = time
@@ -218,8 +218,9 @@ class SectionLearner:
         return writers, time, waited
 
     def write(
-        self, facts: WordFacts, writers: dict[tuple[str, int], list[Written]], time: int, waited: int
+        self, index: int, writers: dict[tuple[str, int], list[Written]], time: int, waited: int
     ) -> None:
+        facts, by_time = self.facts[index], timed(self.view, index)
         for use in facts.writes():
             for number in range(use.first, use.first + use.count):
                 key = (use.file, number)
@@ -228,7 +229,7 @@ class SectionLearner:
                 kept = [] if facts.guard == ALWAYS else writers.get(key, [])
                 offset = number - use.first
                 new = [Written(time, latency_class(facts.opcode), facts.guard, waited, offset)]
-                writers[key] = [*kept, *new] if facts.kind == "fixed" else kept
+                writers[key] = [*kept, *new] if by_time else kept
 
     def beyond(
         self, following: list[int], key: tuple[str, int], item: Written, time: int, waited: bool

@@ -69,7 +69,7 @@ def main() -> int:
     parser.add_argument(
         "--survey",
         action="store_true",
-        help="only build, two records a kernel: which kernels are refused, and why",
+        help="only build: two records a kernel, lifetimes, --auto; which kernels are refused, and why",
     )
     parser.add_argument("--gpu", action="store_true", help="run on the GPU")
     parser.add_argument(

@@ -44,7 +44,7 @@ class PlacedSite:
 
 @dataclass(frozen=True, slots=True)
 class ReuseEdit:
-    """The ``.reuse`` bits cleared on original instruction ``index``: code now stands before the use of what it keeps."""
+    """The ``.reuse`` bits cleared on original instruction ``index``: code now stands before what it keeps is used."""
 
     index: int
     bits: int

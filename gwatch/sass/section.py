@@ -19,7 +19,7 @@ from gwatch.sass.cfg import OUTSIDE, Cfg, Flow, Words, build_cfg, word_at
 from gwatch.sass.control import NO_SCOREBOARD, Control
 from gwatch.sass.integrity import Report
 from gwatch.sass.latency import LatencyTable, latency_class
-from gwatch.sass.scoreboards import IN_ORDER, Waits, unit_of
+from gwatch.sass.scoreboards import IN_ORDER, Waits, timed, unit_of
 from gwatch.sass.uses import ALWAYS, CodeView, Key, Use, WordFacts
 
 if TYPE_CHECKING:
@@ -86,9 +86,9 @@ class SectionChecker:
             facts = self.view.facts(index)
             if not self._control(index, facts):
                 continue
-            if facts.kind == "fixed":
+            if timed(self.view, index):
                 self._fixed(index, facts)
-            elif facts.kind == "variable":
+            elif facts.kind in ("fixed", "variable"):
                 self._announced(index, facts)
             if self.view.control["reuse"][index]:
                 self._reuse(index, facts)

@@ -137,3 +137,21 @@ def test_an_unreadable_opcode_is_refused(corpus_sm90: list[Path]) -> None:
     broken[2] = 0xFFF, 0
     with pytest.raises(UnsupportedError, match=r"\[word-unknown\]"):
         check_section(isa, latency_for("sm_90"), broken)
+
+
+def test_a_product_that_takes_a_scoreboard_is_waited_for_however_long_it_takes() -> None:
+    isa = isa_for("sm_86")
+
+    def kinds(board: int, wait: int, between: int) -> set[str]:
+        lines = [
+            ("HMMA.16816.F32 R4, R12, R8, R4", Control(stall=2, write_scoreboard=board)),
+            *[("NOP", Control(stall=15, yield_flag=0))] * between,
+            ("IADD3 R0, R4, RZ, RZ", Control(stall=5, wait_mask=wait)),
+            ("EXIT", Control(stall=5)),
+        ]
+        encoded = [isa.encode(text, control=control) for text, control in lines]
+        words = np.array([(word & (1 << 64) - 1, word >> 64) for word in encoded], np.uint64)
+        return {report.kind for report in check_section(isa, latency_for("sm_86"), words)}
+
+    assert kinds(3, 1 << 3, 0) == kinds(7, 0, 3) == set()
+    assert kinds(3, 0, 8) == {"in-flight"}, "other compilers' products are there after a time, this one says when"

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import random
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import or_
 
 import numpy as np
 
@@ -14,6 +17,7 @@ from gwatch.cuda.binary.constants import add_constant3
 from gwatch.errors import GWatchError
 from gwatch.rewrite import Rewriter, Rewritten, Snippet
 from gwatch.rewrite.ring import DESCRIPTOR_BYTES
+from gwatch.rewrite.surroundings import Surroundings
 from gwatch.rewrite.trace import SassTraceSite, plan_trace
 from gwatch.sass.cfg import Cfg, Flow
 from gwatch.sass.isa import isa_for
@@ -107,7 +111,8 @@ def make_case(
     if snippets and rng.random() < SNIPPETS:
         chosen = tuple((place, random_snippet(rng, n)) for n, place in enumerate(places))
         return Case(cubin, kernel.name, name, snippets=chosen)
-    sites = tuple(random_site(rng, kernel, place) for place in places)
+    known = written_before(around, places)
+    sites = tuple(random_site(rng, kernel, place, known[place]) for place in places)
     return Case(
         cubin,
         kernel.name,
@@ -119,8 +124,40 @@ def make_case(
     )
 
 
-def random_site(rng: random.Random, kernel: KernelDef, place: int) -> SassTraceSite:
-    """A site before instruction ``place``: any kind of value, warp or thread level, guarded or not."""
+def written_before(around: Surroundings, places: Sequence[int]) -> dict[int, int]:
+    """Per place the general registers (a mask) that something may have written by then.
+
+    Who asks for another is refused, and the good sites are then built several times to find the bad one.
+    """
+    blocks, writes = around.cfg.blocks, list(around.view.masks("R").writes)
+    everything = (1 << 255) - 1
+    for index in around.leaves:
+        writes[index] = everything
+    number_of = {block.start: number for number, block in enumerate(blocks)}
+    before = [0] * len(blocks)
+    for entry in around.cfg.entries:
+        before[number_of[entry]] = everything if entry else 0
+    within = [reduce(or_, writes[block.start : block.end], 0) for block in blocks]
+    work = list(range(len(blocks)))
+    while work:
+        number = work.pop()
+        found = before[number] | within[number]
+        for item in around.cfg.successors(blocks[number].end - 1):
+            if found & ~before[number_of[item]]:
+                before[number_of[item]] |= found
+                work.append(number_of[item])
+    starts = [block.start for block in blocks]
+    out = {}
+    for place in places:
+        number = bisect_right(starts, place) - 1
+        out[place] = reduce(or_, writes[starts[number] : place], before[number])
+    return out
+
+
+def random_site(rng: random.Random, kernel: KernelDef, place: int, known: int) -> SassTraceSite:
+    """A site before instruction ``place``: any kind of value that is among the ``known`` registers (a mask), warp or
+    thread level, guarded or not.
+    """
     fields: dict[str, object] = {}
     kind = rng.choice(
         ["none", "none", "none", "smid", "activemask", "ns", "written", "written", "any", "wide"]
@@ -142,10 +179,15 @@ def random_site(rng: random.Random, kernel: KernelDef, place: int) -> SassTraceS
                 writes = []
             if writes:
                 register = writes[0].first
-        if kind == "wide":
-            fields["value_width_bits"] = 64
-            register &= ~1
-        fields["value_reg"] = register
+        width = 2 if kind == "wide" else 1
+        starts = [
+            start
+            for start in range(0, kernel.register_count - 1 - width, width)
+            if (known >> start & (1 << width) - 1) == (1 << width) - 1
+        ]
+        if starts:
+            fields["value_reg"] = min(starts, key=lambda start: abs(start - register))
+            fields["value_width_bits"] = 32 * width
     return SassTraceSite(
         place,
         warp_level=rng.random() < 0.4,

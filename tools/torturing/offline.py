@@ -16,7 +16,10 @@ from pathlib import Path
 
 from gwatch.cuda.binary import Cubin
 from gwatch.cuda.binary.elf import ET_REL
-from gwatch.errors import GWatchError
+from gwatch.cuda.program.places import lifetimes
+from gwatch.cuda.program.roles import automatic
+from gwatch.errors import GWatchError, SiteError
+from gwatch.rewrite.trace import SassTraceSite
 from gwatch.sass import nvdisasm
 from gwatch.sass.isa import isa_for
 from torturing.cases import Case, make_case, rng_of
@@ -32,7 +35,15 @@ PROGRESS = 10.0
 NAMED = 40
 """Wrong and refused kernels that the summary names."""
 OF_THE_REQUEST = frozenset(
-    {"site-register", "value-not-ready", "site-collective", "site-range", "site-padding"}
+    {
+        "site-register",
+        "value-not-ready",
+        "site-collective",
+        "site-range",
+        "site-padding",
+        "site-reuse",
+        "site-unreachable",
+    }
 )
 """Refusals of one site: the random choice asked for what isn't there. Others speak of the kernel."""
 
@@ -154,14 +165,35 @@ def do_task(task: Task) -> Report:
 
 
 def survey(case: Case, task: Task) -> Outcome:
-    """Whether a few of the case's records can be had; nothing is proved."""
+    """Whether a few of the case's records can be had, and the traces that ``gwatch trace`` makes by itself; nothing is
+    proved. Where one of those is refused, the kernel counts as refused.
+    """
     rng = rng_of(task.seed, task.path.name, case.kernel, task.number)
     chosen = sorted(rng.sample(range(len(case)), min(SURVEYED, len(case))))
     outcome = Outcome()
     groups = buildable(case, chosen, outcome)
     outcome.rewrites = len(groups)
     outcome.proved = sum(len(group) for group, _ in groups)
+    for name, sites in usual(case):
+        try:
+            Case(case.cubin, case.kernel, name, sites, "anchor").build()
+        except GWatchError as error:
+            outcome.refused[error.code] = outcome.refused.get(error.code, 0) + 1
+            outcome.reasons[error.code] = f"{case.kernel}: {name}: {error}"
+            outcome.own.append(error.code)
+        else:
+            outcome.rewrites += 1
     return outcome
+
+
+def usual(case: Case) -> Iterator[tuple[str, tuple[SassTraceSite, ...]]]:
+    """What ``gwatch trace`` records without being told where, and with ``--auto``."""
+    kernel = case.cubin.get_kerneldef_by_name(case.kernel)
+    yield "lifetimes", lifetimes(kernel).sites
+    try:
+        yield "auto", automatic(kernel).sites
+    except SiteError:
+        return  # nothing there that is worth seeing
 
 
 @dataclass
@@ -204,8 +236,8 @@ class Tally:
         row["wrong"] += len(found.wrong)
         for code, number in found.refused.items():
             row[f"refused: {code}"] += number
-        of_kernel = [code for code in found.refused if code not in OF_THE_REQUEST]
-        if found.proved:
+        of_kernel = found.own or [code for code in found.refused if code not in OF_THE_REQUEST]
+        if found.proved and not found.own:
             self.taken.add(key)
         elif of_kernel:
             self.refused[key] = found.reasons.get(of_kernel[0], of_kernel[0])

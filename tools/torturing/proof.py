@@ -37,6 +37,8 @@ class Outcome:
     rewrites: int = 0
     good: list[int] = field(default_factory=list)
     """Insertions of the last rewrite that was proved, by their place in the case."""
+    own: list[str] = field(default_factory=list)
+    """Codes with which a trace was refused whose sites gwatch chose itself."""
 
     def add(self, other: Outcome) -> None:
         """Count another outcome in."""
