@@ -3,7 +3,8 @@
 
     python tools/record_examples.py [FOLDER]
 
-Writes matmul.gwatch, attention.gwatch and hopper_product.gwatch into FOLDER (default: here).
+Writes matmul.gwatch, attention.gwatch and hopper_product.gwatch into FOLDER (default: here), source files named from
+the top of the repository on.
 Needs nvcc, torch, triton, cupy and cuda-python.
 """
 
@@ -12,9 +13,14 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from gwatch.common.format import File  # noqa: E402
+
 PROGRAMS = ROOT / "tests/gpu/programs"
 MATMUL = """
 import cupy, numpy as np
@@ -25,6 +31,17 @@ for _ in range(4):
     kernel((16, 16), (16, 16), (a, b, c, np.int32(256)))
 cupy.cuda.Device().synchronize()
 """
+
+
+def portable(archive: Path, title: str) -> None:
+    """Give the report a title, and its source files paths that mean something elsewhere."""
+    with tempfile.TemporaryDirectory() as folder:
+        text = Path(folder) / "report.json"
+        report = File.load(archive)
+        report.title = title
+        report.render(text)
+        text.write_text(text.read_text().replace(f"{ROOT}/", ""))
+        File.load(text).render(archive)
 
 
 def main() -> int:
@@ -41,8 +58,12 @@ def main() -> int:
     failed = 0
     for name, (kernel, ctas, program) in programs.items():
         options = ["--kernel", kernel, "--auto", "--verify", "--ctas", str(ctas), "--force"]
-        command = [sys.executable, "-m", "gwatch", "trace", *options, "-o", folder / f"{name}.gwatch", "--"]
-        failed += subprocess.run([*command, sys.executable, *program], cwd=ROOT, check=False).returncode != 0
+        archive = folder / f"{name}.gwatch"
+        command = [sys.executable, "-m", "gwatch", "trace", *options, "-o", archive, "--"]
+        code = subprocess.run([*command, sys.executable, *program], cwd=ROOT, check=False).returncode
+        failed += code != 0
+        if code == 0:
+            portable(archive, f"Trace of {name}")
     cubin.unlink()
     return 1 if failed else 0
 

@@ -32,6 +32,7 @@ TILE = (128, 256, 64)
 STAGES, WARPGROUP, CONSUMER_WARPS = 4, 128, 8
 THREADS = 3 * WARPGROUP
 NAMES = {1: "wait for slot", 2: "issue loads", 3: "wait for data", 4: "multiply"}
+SHARED = (1, 5)  # the ends of "wait for slot" and "wait for data": two records a scope, by its place in NAMES
 LAUNCHES, WARM = 14, 4
 GROUP = 16  # row tiles that run together, so that they meet B's tiles in the L2 cache
 
@@ -223,9 +224,13 @@ def main() -> dict[str, Any]:
         torch.cuda.synchronize()
         assert torch.equal(c, plain), f"{tier}: outputs differ from the unmarked kernel's"
         per_warp = np.asarray(result["visits"]).sum(axis=2)
+        # On this tier the end of a wait and the start of what follows are one record, two where it is kept.
+        shared = result["records"][np.isin(result["records"]["site"], SHARED if tier == "sass" else ())]
+        np.subtract.at(per_warp, (shared["block"][:, 0], shared["warp"]), 1)
         wanted = np.zeros_like(per_warp)
         for cta in range(ctas):
-            wanted[cta, [0, *range(4, 12)]] = 4 * (k // TILE[2]) * -(-(tiles - cta) // ctas)
+            steps = k // TILE[2] * -(-(tiles - cta) // ctas)
+            wanted[cta, [0, *range(4, 12)]] = (3 if tier == "sass" else 4) * steps
         assert (per_warp == wanted).all(), f"{tier}: {per_warp[0].tolist()} records, not {wanted[0].tolist()}"
         # The first launches of a pass meet a GPU that has cooled down meanwhile.
         slower = [launch["slowdown"]["median"] for launch in result["launches"][WARM:]]
