@@ -200,7 +200,7 @@ def test_drops_are_counted_from_the_records_when_nobody_else_did():
     assert run.evidence["dropped"] == expected == 2 * 12 * 4 + (2 * 12 + 2) * 28 - 32 * 8
     assert run.verdict.trustworthy == "no"
     # The math warps made 26 records each.
-    assert run.verdict.reasons[0].endswith("sass_per_thread_records=32 would keep all")
+    assert run.verdict.reasons[0].endswith("a depth of 32 (--depth, sass_per_thread_records) keeps all")
 
 
 def test_the_row_form_is_not_asked_for_where_there_are_records():

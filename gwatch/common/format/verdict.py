@@ -43,7 +43,7 @@ def judge(evidence: Mapping[str, Any], n_records: int, region_stats: Sequence[Ma
     if dropped:
         share = dropped / (dropped + n_records)
         rows = f" in {rows_with_drops} of {n_rows} rows" if rows_with_drops else ""
-        cure = f"; sass_per_thread_records={depth_needed} would keep all" if depth_needed else ""
+        cure = f"; a depth of {depth_needed} (--depth, sass_per_thread_records) keeps all" if depth_needed else ""
         against.append(f"{dropped} records ({share:.1%}){rows} were dropped: totals are incomplete{cure}")
     elif evidence.get("dropped") is None:
         missing.append("drops not counted")
