@@ -21,6 +21,10 @@ _CURES = {
     **dict.fromkeys(("no-run", "no-rows", "bad-range"), "widen --block, --warp, --tid, --stime or --etime"),
     "bad-token": "copy the selection anew from the page",
     **dict.fromkeys(("ring-format", "ring-geometry", "ring-file", "ring-corrupt", "site-map"), _RING),
+    **dict.fromkeys(
+        ("cubin-unreadable", "artifact-unreadable", "extract-folder"), "check the path and your permission to it"
+    ),
+    **dict.fromkeys(("not-checked", "not-compared"), "make readable what was not, or leave it out"),
     "ring-window": "record fewer CTAs, or keep fewer records per thread",
     "cta-outside": "blocks are counted from 0 in each direction",
     **dict.fromkeys(("option-conflict", "option-range", "option-unknown", "tier-unknown", "clock-unknown"), _OPTION),
@@ -39,8 +43,20 @@ _CURES = {
 """What to do about errors of a code, wherever they are raised without saying so."""
 
 
+_UNPRINTABLE = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))} | {
+    # Line separators, and marks that reverse what a terminal shows.
+    code: f"\\u{code:04x}" for code in (*range(0x2028, 0x202F), *range(0x2066, 0x206A))
+}
+_UNPRINTABLE[ord("\t")] = " "
+
+
+def printable(text: str) -> str:
+    """One line of ``text`` without characters that a terminal or a CI log would obey: names come from the input."""
+    return text.translate(_UNPRINTABLE)
+
+
 class GWatchError(Exception):
-    """Base class of all errors gwatch raises on purpose.
+    """Base class of all errors gwatch raises on purpose. What names from the input hold is escaped in its texts.
 
     ``code`` is stable across releases; ``message`` says what is wrong and where; ``hint`` says what to do;
     ``candidates`` are values that would have been accepted, nearest first, where there are any. An error that gives no
@@ -51,8 +67,8 @@ class GWatchError(Exception):
 
     def __init__(self, code: str, message: str, hint: str = "", candidates: Iterable[str] = ()) -> None:
         self.code = code
-        self.message = " ".join(message.split())
-        self.hint = " ".join((hint or _CURES.get(code) or self.cure).split())
+        self.message = printable(" ".join(message.split()))
+        self.hint = printable(" ".join((hint or _CURES.get(code) or self.cure).split()))
         self.candidates = tuple(candidates)
         super().__init__(str(self))
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from gwatch._kinds import ARTIFACTS, CUBIN, expect
 from gwatch.cli.output import say
-from gwatch.errors import GWatchError, ParseError, naming
+from gwatch.errors import GWatchError, ParseError, naming, printable
 
 if TYPE_CHECKING:
     from gwatch.check import KernelCheck
@@ -156,7 +156,7 @@ def _count(totals: dict[str, int], check: KernelCheck) -> None:
 
 
 def _print(path: str, check: KernelCheck, several: bool) -> None:
-    where = f"{path}: {check.kernel}" if several else check.kernel
+    where = printable(f"{path}: {check.kernel}" if several else check.kernel)
     for item in check.findings:
         pc = f" {item.pc:#x}" if item.pc is not None else ""
         text = f" {item.instruction}" if item.instruction else ""

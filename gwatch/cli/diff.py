@@ -45,9 +45,11 @@ def run(args: argparse.Namespace) -> int:
     for path in (args.first, args.second):
         expect(path, *ARTIFACTS)
     diff = artifacts.compare(args.first, args.second, args.kernel)
-    if args.json:
+    if args.quiet:
+        pass
+    elif args.json:
         sys.stdout.write(json.dumps(artifacts.to_json(diff), indent=1) + "\n")
-    elif not args.quiet:
+    else:
         sys.stdout.write(text.stat(diff) if args.stat else text.full(diff, args.context))
     worse = [(what, kernel) for what in args.fail_on for kernel in diff.kernels if kernel.fails(what)]
     for what, kernel in worse:

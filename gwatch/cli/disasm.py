@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gwatch._kinds import CUBIN, expect
-from gwatch.errors import ParseError, UsageError, naming
+from gwatch.errors import ParseError, UsageError, naming, printable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -51,7 +51,7 @@ def _run(args: argparse.Namespace) -> int:
     out = [f".target {arch.name}\n"]
     for name, words in units:
         listed = disassemble(arch, words, not args.plain)
-        out.append("\n" + write_unit(arch, name, listed, args.words, args.labels))
+        out.append("\n" + write_unit(arch, printable(name), listed, args.words, args.labels))
     put("".join(out), args.output)
     return 0
 

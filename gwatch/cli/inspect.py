@@ -34,9 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--sass", action="store_true", help="print listings")
     what.add_argument(
         "--sass-style", choices=("cuobjdump", "nvdisasm", "nvdisasm-inline", "nvdisasm-sections"),
-        default="cuobjdump",
-        help="shaped like `cuobjdump -sass` (default), `nvdisasm -g -c` (labels, source lines), or `nvdisasm -gi -c` "
-        "(inlined calls too); nvdisasm-sections is `nvdisasm -g`, data sections too, printed by nvdisasm itself",
+        help="implies --sass; shaped like `cuobjdump -sass` (default), `nvdisasm -g -c` (labels, source lines), or "
+        "`nvdisasm -gi -c` (inlined calls too); nvdisasm-sections is `nvdisasm -g`, data sections too, printed by "
+        "nvdisasm itself",
     )  # fmt: skip
     what.add_argument(
         "--resources", action="store_true", help="registers, memory, launch bounds only: quick, no code is read"
@@ -128,7 +128,7 @@ def escape_unencodable() -> None:
 
 
 def _unlisted(image: ImageReport) -> str:
-    from gwatch.inspect.demangle import printable
+    from gwatch.errors import printable
 
     return printable(f"{image.path}: {image.problem}") + "\n"
 
@@ -141,11 +141,12 @@ def _request(args: argparse.Namespace) -> Request:
         re.compile(args.kernel)
     except re.error as error:
         raise ParseError("kernel-pattern", f"{args.kernel!r} is not a regular expression: {error}") from None
-    style = Style(args.sass_style) if args.sass else None
-    listings_only = args.sass and args.format == "text" and not (args.json or args.vectorization)
+    style = Style(args.sass_style or "cuobjdump") if args.sass or args.sass_style else None
+    listings_only = style is not None and args.format == "text" and not (args.json or args.vectorization or args.lines)
     found = tuple(_rules(args))
+    _refuse_what_is_left_out(args, style is not None)
     if args.resources and (
-        args.vectorization or args.lines or args.sass or any(rule.about_code for rule in found)
+        args.vectorization or args.lines or style is not None or any(rule.about_code for rule in found)
     ):
         raise UsageError(
             "usage",
@@ -161,6 +162,18 @@ def _request(args: argparse.Namespace) -> Request:
         facts=not listings_only,
         code=not args.resources,
     )
+
+
+def _refuse_what_is_left_out(args: argparse.Namespace, listings: bool) -> None:
+    """Refuse options one of which would be dropped without a word."""
+    asked = {"--vectorization": args.vectorization, "--lines": args.lines, "--sass": listings, "--json": args.json}
+    more = [option for option, given in asked.items() if given]
+    if args.format == "github" and more:
+        raise UsageError(
+            "usage", f"--format github prints broken rules only, without {', '.join(more)}", "leave one of them out"
+        )
+    if args.executor and args.jobs != 1:
+        raise UsageError("usage", "--jobs starts processes here, --executor works elsewhere", "leave one of them out")
 
 
 def _rules(args: argparse.Namespace) -> Iterator[Rule]:
@@ -187,9 +200,11 @@ def _rendered(report: Report, args: argparse.Namespace) -> Iterable[str]:
 
     if args.format == "github":
         return [text.github(report)]
-    if args.sass:
+    if args.sass or args.sass_style:
         left = [image for image in report.images if not image.printed]
         listings = [image.sass or _unlisted(image) for image in left]
+        if args.vectorization or args.lines:
+            return [*listings, text.render(report)]
         return listings + [f"{line}\n" for line in text.violations(report)]
     return [text.render(report)]
 

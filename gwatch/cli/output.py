@@ -23,7 +23,7 @@ def put(text: str, output: Path | None) -> None:
 
 def say(text: object) -> None:
     """One line of the command's own on standard error; what a file's names hold is escaped."""
-    from gwatch.inspect.demangle import printable
+    from gwatch.errors import printable
 
     print(printable(f"gwatch: {text}"), file=sys.stderr)
 

@@ -11,18 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from gwatch.cuda.binary import KernelDef
-from gwatch.cuda.binary.constants import read_note
 from gwatch.cuda.binary.nvinfo import OFFSET_SHAPES, Attr
-from gwatch.diff.compare import CodeDiff, Fate, compare_code
-from gwatch.diff.items import Item, items_of
+from gwatch.diff.compare import CodeDiff, Fate, Step, compare_code
+from gwatch.diff.items import Item, control_changes, items_of
 from gwatch.errors import CubinError, GWatchError, naming
 from gwatch.inspect.artifacts import Image, Skipped, open_artifact
 from gwatch.inspect.demangle import demangle
 from gwatch.inspect.facts import KernelFacts, kernel_facts
+from gwatch.inspect.patched import leave_out_copy
 from gwatch.inspect.view import CubinView
-from gwatch.rewrite.sitemap import NOTE_NAME, SiteMap
-from gwatch.sass.cfg import word_at
-from gwatch.sass.isa import Decoded, isa_for
 
 _HOLDS_OFFSETS = frozenset({*OFFSET_SHAPES, Attr.INDIRECT_BRANCH_TARGETS, Attr.COOP_GROUP_MASK_REGIDS})
 FAILURES = ("registers", "spill", "vector-width", "any")
@@ -160,7 +157,7 @@ def _versions(
         seen.add(item.data)
         try:
             view = CubinView.of(item.data, item.path)
-            patched = _leave_out_copy(view)
+            patched = leave_out_copy(view)
             out += [
                 Version(item.path, view, k, patched.get(k.name, ""))
                 for k in view.kernels
@@ -170,39 +167,6 @@ def _versions(
             unread.add(hashlib.sha256(item.data).digest())
             problems.append(Skipped(item.path, str(error)))
     return out
-
-
-def _leave_out_copy(view: CubinView) -> dict[str, str]:
-    """Of a kernel that gwatch patched, look only at the code that records: the untouched copy behind it, which runs
-    where nothing is recorded, would count everything twice. Returns a text for that kernel. Raises CubinError
-    [note-damaged], TraceError [site-map].
-    """
-    note = read_note(view.cubin.data, NOTE_NAME)
-    if note is None:
-        return {}
-    site_map = SiteMap.from_bytes(note)
-    kernel = next((item for item in view.kernels if item.name == site_map.kernel), None)
-    if kernel is None:
-        return {}
-    text, size = f"records {len(site_map.sites)} sites (gwatch)", view.arch.instruction_size
-    isa = isa_for(kernel.arch)
-
-    def decoded(index: int) -> Decoded:
-        return isa.decode(word_at(kernel.words, index), pc=index * size)
-
-    # The first branch is the prologue's, taken where nothing is to be recorded; code compiled anew has no copy.
-    branch = next(
-        (found for found in map(decoded, range(len(kernel.words))) if found.mnemonic == "BRA"), None
-    )
-    copy = branch.target // size if branch is not None and branch.target is not None else 0
-    places = [copy + site.index for site in site_map.sites]
-    if not copy or any(
-        place >= len(kernel.words) or decoded(place).opcode not in site.instruction.split()
-        for place, site in zip(places, site_map.sites, strict=True)
-    ):
-        return {kernel.name: text}
-    view.end(kernel, copy)
-    return {kernel.name: f"{text}; the untouched copy of the code from {copy * size:#x} on is left out"}
 
 
 def _matched(
@@ -357,19 +321,23 @@ def _kernel_json(kernel: KernelDiff) -> dict[str, Any]:
         "resources": [_change(change) for change in kernel.resources],
         "mix": [_change(change) for change in kernel.mix],
         "attributes": [_change(change) for change in kernel.attributes],
-        "instructions": []
-        if code is None
-        else [
-            {
-                "fate": step.fate.value,
-                "first": None if step.first is None else kernel.items[0][step.first].text,
-                "second": None if step.second is None else kernel.items[1][step.second].text,
-                "first_index": step.first,
-                "second_index": step.second,
-            }
-            for step in code.steps
-            if step.fate is not Fate.SAME
+        "instructions": [] if code is None else [
+            _step_json(kernel, step) for step in code.steps if step.fate is not Fate.SAME
         ],
+    }  # fmt: skip
+
+
+def _step_json(kernel: KernelDiff, step: Step) -> dict[str, Any]:
+    one = None if step.first is None else kernel.items[0][step.first]
+    other = None if step.second is None else kernel.items[1][step.second]
+    changes = [] if one is None or other is None else control_changes(one, other)
+    return {
+        "fate": step.fate.value,
+        "first": None if one is None else one.text,
+        "second": None if other is None else other.text,
+        "first_index": step.first,
+        "second_index": step.second,
+        "control": [{"name": name, "before": before, "after": after} for name, before, after in changes],
     }
 
 

@@ -193,6 +193,8 @@ def _fate(one: Item, other: Item, replaced: bool, places: _Places) -> Fate:
         return Fate.CHANGED
     if one.registers != other.registers:
         return Fate.REGISTERS
+    if one.word != other.word and one.text == other.text:
+        return Fate.CHANGED  # in an operand that listings hide
     if one.control != other.control:
         return Fate.CONTROL
     return Fate.SAME if one.target == other.target else Fate.TARGET

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gwatch.cuda.binary import KernelDef
 from gwatch.inspect.view import CubinView
-from gwatch.sass.control import control_fields
+from gwatch.sass.control import CONTROL_DTYPE, CONTROL_MASK, control_fields
 
 _REGISTER = re.compile(r"\b(U?[RP]|B)([0-9]+)\b(?!\[)")
 _REUSE = re.compile(r"\.reuse\b")
@@ -18,7 +18,8 @@ _LAST_NUMBER = re.compile(r"-?0x[0-9a-f]+$")
 class Item:
     """One instruction. ``text`` as listed; ``body`` without ``.reuse`` and with the target cut out; ``shape`` is the
     body with register numbers cut out, ``registers`` those numbers in order; ``target`` an instruction index (-1 none);
-    ``symbol`` what a relocation puts there; ``control`` the control fields and reuse marks."""
+    ``symbol`` what a relocation puts there; ``control`` the control fields and reuse marks; ``word`` all other bits,
+    0 where they depend on the place (a target, a relocation): listings don't show every operand."""
 
     text: str
     body: str
@@ -27,6 +28,16 @@ class Item:
     target: int
     symbol: str
     control: tuple[int, ...]
+    word: int = 0
+
+
+CONTROL_FIELDS = tuple(name.replace("_", " ") for name in CONTROL_DTYPE.names or ())
+
+
+def control_changes(one: Item, other: Item) -> list[tuple[str, int, int]]:
+    """Control fields that differ: name, before, after."""
+    found = zip(CONTROL_FIELDS, one.control, other.control, strict=True)
+    return [(name, before, after) for name, before, after in found if before != after]
 
 
 def items_of(view: CubinView, kernel: KernelDef) -> list[Item]:
@@ -42,8 +53,8 @@ def items_of(view: CubinView, kernel: KernelDef) -> list[Item]:
         )
     controls = control_fields(code.words).tolist()
     out = []
-    for index, (text, target, control) in enumerate(
-        zip(code.texts, code.targets.tolist(), controls, strict=True)
+    for index, (text, target, control, (low, high)) in enumerate(
+        zip(code.texts, code.targets.tolist(), controls, code.words.tolist(), strict=True)
     ):
         body = _REUSE.sub("", text)
         if target >= 0:
@@ -51,11 +62,9 @@ def items_of(view: CubinView, kernel: KernelDef) -> list[Item]:
         symbol = symbols.get(index, "")
         registers = tuple([f"{file}{number}" for file, number in _REGISTER.findall(body)])
         shape = _REGISTER.sub(r"\1", body) + symbol
-        out.append(
-            Item(
-                text, body + symbol, shape, registers, target // size if target >= 0 else -1, symbol, control
-            )
-        )
+        place = target // size if target >= 0 else -1
+        word = 0 if target >= 0 or symbol else (low | high << 64) & ~CONTROL_MASK
+        out.append(Item(text, body + symbol, shape, registers, place, symbol, control, word))
     while out and out[-1].body == "NOP":
         out.pop()
     return out

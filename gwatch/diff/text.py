@@ -6,20 +6,35 @@ from collections.abc import Callable, Iterator
 
 from gwatch.diff.artifacts import ArtifactDiff, Change, KernelDiff
 from gwatch.diff.compare import Fate
-from gwatch.inspect.demangle import demangle, printable, short
+from gwatch.diff.items import control_changes
+from gwatch.errors import printable
+from gwatch.inspect.demangle import demangle, short
 
 CONTEXT = 3
 _MARKS = {
     Fate.SAME: " ", Fate.CONTROL: "c", Fate.TARGET: "t", Fate.REGISTERS: "r", Fate.CHANGED: "!", Fate.MOVED: ">",
     Fate.DELETED: "-", Fate.INSERTED: "+",
 }  # fmt: skip
+_BOTH = frozenset({Fate.CHANGED, Fate.REGISTERS, Fate.TARGET})
 _SIZE = 16
 
 
 def stat(diff: ArtifactDiff) -> str:
-    """One line a kernel and a total."""
-    out = [_stat(kernel) for kernel in diff.kernels]
+    """One line a kernel, under what it is in; and a total."""
+    out: list[str] = []
+    where = ""
+    for kernel in diff.kernels:
+        if (place := _where(kernel)) != where:
+            out.append(place)
+            where = place
+        out.append(f"  {_stat(kernel)}")
     return _joined([*out, _total(diff), *_problems(diff)])
+
+
+def _where(kernel: KernelDiff) -> str:
+    """Path and architecture on both sides, or on the one that has the kernel."""
+    sides = [f"{side.path} ({side.arch})" for side in (kernel.first, kernel.second) if side is not None]
+    return " → ".join(dict.fromkeys(sides))
 
 
 def full(diff: ArtifactDiff, context: int = CONTEXT) -> str:
@@ -46,7 +61,7 @@ def _problems(diff: ArtifactDiff) -> list[str]:
 def _total(diff: ArtifactDiff) -> str:
     same = sum(1 for kernel in diff.kernels if kernel.verdict == "identical code")
     if same == len(diff.kernels) and not diff.differs:
-        return f"identical code in all {same} kernels"
+        return f"identical code in {'the kernel' if same == 1 else f'all {same} kernels'}"
     count = len(diff.kernels)
     return f"{count} kernel{'s' * (count != 1)}: {same} with identical code, {count - same} without"
 
@@ -102,8 +117,11 @@ def _listing(kernel: KernelDiff, context: int) -> Iterator[str]:
     assert kernel.code is not None
     steps = kernel.code.steps
     shown: set[int] = set()
+    moved = {step.fate for step in steps} <= {Fate.SAME, Fate.CONTROL, Fate.TARGET}
     for number, step in enumerate(steps):
-        if step.fate not in (Fate.SAME, Fate.CONTROL, Fate.TARGET):
+        if step.fate is Fate.CONTROL or (step.fate is Fate.TARGET and moved):
+            shown.add(number)
+        elif step.fate not in (Fate.SAME, Fate.TARGET):
             shown.update(range(max(0, number - context), min(len(steps), number + context + 1)))
     previous = -1
     for number in sorted(shown):
@@ -112,14 +130,19 @@ def _listing(kernel: KernelDiff, context: int) -> Iterator[str]:
         previous = number
         step = steps[number]
         mark = _MARKS[step.fate]
-        one = None if step.first is None else kernel.items[0][step.first].text
-        other = None if step.second is None else kernel.items[1][step.second].text
+        one = None if step.first is None else kernel.items[0][step.first]
+        other = None if step.second is None else kernel.items[1][step.second]
         places = f"{_place(step.first)} {_place(step.second)}"
-        if one is not None and other is not None and step.fate in (Fate.CHANGED, Fate.REGISTERS):
-            yield f"{mark} {places}  {one}"
-            yield f"{mark} {'':13}  → {other}"
+        if one is not None and other is not None and step.fate in _BOTH:
+            hidden = one.text == other.text and step.fate is Fate.CHANGED
+            yield f"{mark} {places}  {one.text}{f' (word {one.word:#x})' if hidden else ''}"
+            yield f"{mark} {'':13}  → {other.text}{f' (word {other.word:#x})' if hidden else ''}"
         else:
-            yield f"{mark} {places}  {other if other is not None else one}"
+            only = other or one
+            assert only is not None
+            yield f"{mark} {places}  {only.text}"
+        if one is not None and other is not None and one.control != other.control:
+            yield f"{'':15}    {', '.join(f'{n} {a} → {b}' for n, a, b in control_changes(one, other))}"
 
 
 def _place(index: int | None) -> str:

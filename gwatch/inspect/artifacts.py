@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from gwatch.cuda.binary.fatbin import MAX_IMAGE
 from gwatch.errors import CubinError, CubinNotFound
 from gwatch.inspect.embedded import embedded_symbols
-from gwatch.inspect.reader import ARCHIVE_BOMB, Budget, Reader
+from gwatch.inspect.reader import ARCHIVE_BOMB, Budget, Reader, unreadable
 from gwatch.inspect.scan import Found, is_cubin, scan
 
 if TYPE_CHECKING:
@@ -89,6 +89,8 @@ def open_artifact(path: str | os.PathLike[str]) -> Iterator[Item]:
     Raises CubinNotFound, or CubinError [artifact-unreadable] or [archive-bomb] for the path itself; damage inside it
     becomes a :class:`Skipped` item.
     """
+    if not os.fspath(path):  # pathlib would take it for the current folder
+        raise CubinNotFound("artifact-not-found", "an empty path names no file", "for the current folder write .")
     start = Path(path)
     if start.is_dir():
         yield from _directory(start)
@@ -112,12 +114,17 @@ def _beside(cubin: Path) -> Iterator[Item]:
 
 def _directory(root: Path) -> Iterator[Item]:
     files: list[Path] = []
-    for folder, folders, names in os.walk(root, onerror=_unreadable):
+    unread: list[OSError] = []
+    for folder, folders, names in os.walk(root, onerror=unread.append):
         folders.sort()
         for name in folders:
             if (Path(folder) / name).is_symlink():
                 yield Skipped(str(Path(folder) / name), "symbolic link to a folder, not followed")
         files += [Path(folder) / name for name in sorted(names)]
+    for error in unread:
+        if Path(error.filename) == root:
+            raise unreadable(error.filename, error) from None
+        yield Skipped(str(error.filename), str(unreadable(error.filename, error)), True)
     for wanted in (True, False):
         for path in files:
             if (path.suffix in _TEXTS) != wanted:
@@ -130,10 +137,6 @@ def _directory(root: Path) -> Iterator[Item]:
                     yield from _reader(reader, str(path), "file", 0, Budget(str(path), reader.size))
             except CubinError as error:
                 yield Skipped(str(path), str(error), True)
-
-
-def _unreadable(error: OSError) -> None:
-    raise CubinError("artifact-unreadable", f"cannot read {error.filename}: {error.strerror}") from None
 
 
 def _reader(reader: Reader, path: str, kind: str, depth: int, budget: Budget) -> Iterator[Item]:

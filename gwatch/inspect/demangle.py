@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from gwatch.errors import printable
+
 try:
     from pydemumble import demangle as _demangle
 except ImportError:  # the ``inspect`` extra is not installed
@@ -17,30 +19,19 @@ def available() -> bool:
 
 @lru_cache(maxsize=1 << 14)
 def demangle(name: str) -> str:
-    """The C++ spelling of ``name``; ``name`` itself when it is not mangled or no demangler is installed."""
+    """The C++ spelling of ``name``; ``name`` itself when it is not mangled or no demangler is installed. This is how
+    names are shown everywhere: what a terminal would obey in them is escaped."""
     if _demangle is None or not name.startswith(("_Z", "__Z")):
-        return name
+        return printable(name)
     plain: str = _demangle(name)
-    return plain or name
-
-
-_UNPRINTABLE = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))} | {
-    # Line separators, and marks that reverse what a terminal shows.
-    code: f"\\u{code:04x}" for code in (*range(0x2028, 0x202F), *range(0x2066, 0x206A))
-}
-_UNPRINTABLE[ord("\t")] = " "
-
-
-def printable(text: str) -> str:
-    """One line of ``text`` without characters that a terminal or a CI log would obey: names come from the input."""
-    return text.translate(_UNPRINTABLE)
+    return printable(plain or name)
 
 
 def short(name: str) -> str:
     """``name`` demangled, without parameter list and return type: ``copy<float, 4>``."""
     text = demangle(name).replace("(anonymous namespace)", "{anonymous}")
-    if text == name:
-        return name
+    if text == printable(name):
+        return text
     depth = 0
     start, end = 0, len(text)
     for at, character in enumerate(text):

@@ -28,7 +28,7 @@ from gwatch.cuda.binary.elf import (
 )
 from gwatch.cuda.binary.lines import LineRow
 from gwatch.cuda.binary.nvinfo import OFFSET_SHAPES, Attr
-from gwatch.inspect.demangle import printable
+from gwatch.errors import printable
 from gwatch.inspect.statements import statement_end, tight_ends
 from gwatch.inspect.view import CubinView
 

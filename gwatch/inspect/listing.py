@@ -16,7 +16,7 @@ from operator import add
 
 import numpy as np
 
-from gwatch.inspect.demangle import printable
+from gwatch.errors import printable
 from gwatch.inspect.statements import statement_end, tight_ends
 from gwatch.inspect.view import CubinView
 from gwatch.sass import nvdisasm
@@ -45,7 +45,7 @@ def listing(view: CubinView, style: Style, wanted: Callable[[str], bool] | None 
     if style is Style.SECTIONS:
         functions = _functions(view, wanted)
         whole = wanted is None or bool(functions)
-        return nvdisasm.disassemble_cubin(view.cubin.data, "-g", *functions) if whole else ""
+        return _shown(view, nvdisasm.disassemble_cubin(view.cubin.data, "-g", *functions)) if whole else ""
     name = view.arch.name
     target = "" if view.cubin.abi_version <= _ABI_OLD else f"\t.target\t{name}\n\n"
     if style is not Style.CUOBJDUMP:
@@ -73,7 +73,15 @@ def _labelled(view: CubinView, head: str, inlined: bool, wanted: Callable[[str],
     functions = _functions(view, wanted)
     if wanted is not None and not functions:
         return head
-    return nvdisasm.disassemble_cubin(view.cubin.data, "-gi" if inlined else "-g", "-c", *functions)
+    return _shown(view, nvdisasm.disassemble_cubin(view.cubin.data, "-gi" if inlined else "-g", "-c", *functions))
+
+
+def _shown(view: CubinView, text: str) -> str:
+    """What nvdisasm printed, without characters that a terminal would obey."""
+    for name in sorted({symbol.name for symbol in view.cubin.elf.symbols}, key=len, reverse=True):
+        if printable(name) != name:
+            text = text.replace(name, printable(name))  # it may hold line ends
+    return "\n".join("\t".join(map(printable, line.split("\t"))) for line in text.split("\n"))
 
 
 def _functions(view: CubinView, wanted: Callable[[str], bool] | None) -> list[str]:

@@ -20,6 +20,11 @@ ARCHIVE_BOMB = "archive-bomb"
 _LEAST, _RATIO = 1 << 30, 200
 
 
+def unreadable(path: str, error: OSError) -> CubinError:
+    """CubinError ``[artifact-unreadable]`` for a file or folder that the system doesn't let us read."""
+    return CubinError("artifact-unreadable", f"cannot read {path}: {error.strerror}")
+
+
 class Budget:
     """What may be unpacked from one artifact, nested archives included: 200 times its size, and a gibibyte at least.
     Real packages unpack to ten times their size; more than this is an archive made to fill disks."""
@@ -57,9 +62,7 @@ class Reader:
                 raise CubinError("artifact-unreadable", f"{where} is not a regular file", "name the file itself")
             return cls(open(path, "rb"), os.fspath(path))
         except OSError as error:
-            raise CubinError(
-                "artifact-unreadable", f"cannot read {os.fspath(path)}: {error.strerror}"
-            ) from None
+            raise unreadable(os.fspath(path), error) from None
 
     @classmethod
     def spooled(cls, stream: IO[bytes], name: str, budget: Budget) -> Reader:

@@ -32,12 +32,14 @@ class KernelReport:
 
     ``lines``: (file, line, instructions that stem from it), by file and line; ``loop_lines``: for each of
     ``facts.code.loops`` (file, first line, last line) of the file that most of its instructions stem from, or None.
+    ``patched``: what gwatch put into it and what of its code is counted, in words.
     """
 
     facts: KernelFacts
     lines: tuple[tuple[str, int, int], ...] = ()
     loop_lines: tuple[tuple[str, int, int] | None, ...] = ()
     vectorization: Vectorization | None = None
+    patched: str = ""
 
 
 @dataclass(slots=True)
@@ -182,6 +184,7 @@ def kernel_json(kernel: KernelReport) -> dict[str, Any]:
         "demangled": demangle(facts.name),
         "kind": "kernel" if facts.is_kernel else "device function",
         "arch": facts.arch,
+        "patched": kernel.patched,
         "code_bytes": facts.code_bytes,
         "registers": needs.registers,
         "stack_bytes": needs.stack,

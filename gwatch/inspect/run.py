@@ -86,16 +86,33 @@ def _examine(image: Image, request: Request, described: TritonKernels | None, re
     view = CubinView.of(image.data, image.path)
     report.arch, report.abi, report.toolkit = view.arch.name, view.cubin.abi_version, view.toolkit
     report.relocatable = view.cubin.elf.header.type == ET_REL
+    patched = _patched(view)
     chosen = [kernel for kernel in view.kernels if request.wants(kernel.name)]
     report.chosen = len(chosen)
     if not chosen:
         report.left_out = tuple(kernel.name for kernel in view.kernels)
     if request.facts or request.rules:
         _add_kernels(view, chosen, image, request, described, report)
+        for kernel in report.kernels:
+            kernel.patched = patched.get(kernel.facts.name, "")
     if request.sass is not None:
         from gwatch.inspect.listing import listing
 
-        report.sass = listing(view, request.sass, request.wants if request.kernels else None)
+        whole = CubinView.of(image.data, image.path) if patched else view  # a listing shows all code
+        report.sass = listing(whole, request.sass, request.wants if request.kernels else None)
+
+
+def _patched(view: CubinView) -> dict[str, str]:
+    """Kernels that gwatch patched, and which of their code is looked at."""
+    if not view.has_notes:
+        return {}
+    from gwatch.inspect.patched import leave_out_copy
+
+    try:
+        return leave_out_copy(view)
+    except GWatchError as error:
+        said = f"patched by gwatch; all code is counted, for what was patched can't be read: {error}"
+        return {kernel.name: said for kernel in view.kernels}
 
 
 def _add_kernels(
@@ -118,7 +135,7 @@ def _add_kernels(
         wide = accesses() if request.vectorization and kernel.is_entry else None
         found = KernelReport(facts, vectorization=wide)
         if request.lines:
-            found.lines, found.loop_lines = _lines(kernel, facts)
+            found.lines, found.loop_lines = _lines(view, kernel, facts)
         report.kernels.append(found)
         if kernel.is_entry and request.rules:
             from gwatch.inspect.rules import check
@@ -127,11 +144,12 @@ def _add_kernels(
 
 
 def _lines(
-    kernel: KernelDef, facts: KernelFacts
+    view: CubinView, kernel: KernelDef, facts: KernelFacts
 ) -> tuple[tuple[tuple[str, int, int], ...], tuple[tuple[str, int, int] | None, ...]]:
     """Source lines with their instruction counts, and the lines of each loop."""
-    size = facts.code_bytes // max(1, len(kernel.words))
-    where = kernel.map_address_to_line
+    size = view.arch.instruction_size
+    end = len(view.code(kernel)) * size if facts.code else facts.code_bytes
+    where = {address: place for address, place in kernel.map_address_to_line.items() if address < end}
     counts = Counter(where.values())
     loops: list[tuple[str, int, int] | None] = []
     for loop in facts.code.loops if facts.code else ():

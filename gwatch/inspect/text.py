@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from gwatch.inspect.demangle import demangle, printable, short
+from gwatch.errors import printable
+from gwatch.inspect.demangle import demangle, short
 from gwatch.inspect.report import ImageReport, KernelReport, Report
 
 if TYPE_CHECKING:
@@ -79,6 +80,7 @@ def _image(image: ImageReport, detailed: bool) -> list[str]:
         for kernel in image.kernels:
             out += _kernel(kernel)
     elif image.kernels:
+        out += [f"  {short(k.facts.name)} {k.patched}" for k in image.kernels if k.patched]
         out.append(
             f"  {'kernel':{_NAME_WIDTH}} {'instr':>6} {'regs':>4} {'shared':>7} {'stack':>6} {'spills':>6} "
             f"{'occ':>5} {'128-bit':>7} {'tensor':>6} {'loops':>5}"
@@ -114,6 +116,8 @@ def _or_dash(value: int | None) -> str:
 def _kernel(kernel: KernelReport) -> list[str]:
     facts, needs, code = kernel.facts, kernel.facts.resources, kernel.facts.code
     out = [f"  {'kernel' if facts.is_kernel else 'device function'} {demangle(facts.name)}"]
+    if kernel.patched:
+        out.append(f"    {kernel.patched}")
     constants = ", ".join(f"c[{bank}] {size}" for bank, size in needs.constants) or "none"
     out.append(
         f"    {f'{code.instructions} instructions' if code else f'{facts.code_bytes} B of code'}, "

@@ -97,7 +97,7 @@ class TritonKernels:
         elif text.path.endswith(".json"):
             data = _metadata(text)
             if data is not None:
-                self.metadata[_folder(text.path), str(data["name"])] = data
+                self.metadata[_stem(text.path)] = data
         elif "async_compile.triton" in text.text:
             self.kernels += _wrapper(text)
 
@@ -133,7 +133,10 @@ class TritonKernels:
             kernel = loose[0]
         else:
             return None
-        data = self.metadata.get((folder, name))
+        data = self.metadata.get(_stem(path))
+        if data is None:
+            beside_it = [d for key, d in self.metadata.items() if key[0] == folder and d["name"] == name]
+            data = beside_it[0] if len(beside_it) == 1 else None
         if data is not None and kernel.num_warps is None:
             return replace(kernel, num_warps=_integer(data, "num_warps"), shared=_integer(data, "shared"))
         return kernel

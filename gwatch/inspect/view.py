@@ -37,6 +37,11 @@ class CubinView:
         return cls(Cubin.from_bytes(data, name))
 
     @property
+    def has_notes(self) -> bool:
+        """Whether gwatch left notes in it, as it does where it patches a kernel."""
+        return any(section.name.startswith(".note.gwatch") for section in self.cubin.elf.sections)
+
+    @property
     def arch(self) -> Arch:
         return self.cubin.arch
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gwatch._kinds import CUBIN, expect
-from gwatch.errors import GWatchError, SiteError, TraceError, UsageError, naming
+from gwatch.errors import GWatchError, SiteError, TraceError, UsageError, naming, printable
 
 if TYPE_CHECKING:
     from gwatch.cuda.binary.cubin import Cubin
@@ -262,7 +262,7 @@ def _print(report: dict[str, Any], as_json: bool) -> None:
                 site["instruction"],
             )
         )
-    _write(f"{report['kernel']} ({report['arch']})")
+    _write(printable(f"{report['kernel']} ({report['arch']})"))
     _write(_table(rows))
     if report["unconfirmed"]:
         _write(f"warning    {report['unconfirmed']}")
@@ -350,7 +350,8 @@ def _list(cubin: Cubin, kernel: KernelDef, args: argparse.Namespace) -> int:
     else:
         padding = len(kernel.code) - kernel.code.unpadded
         _write(
-            f"{kernel.name} ({cubin.arch.name}), {kernel.register_count} registers, {kernel.code.unpadded} instructions"
+            f"{printable(kernel.name)} ({cubin.arch.name}), {kernel.register_count} registers, "
+            f"{kernel.code.unpadded} instructions"
             + (f" and {padding} NOPs of padding" if padding else "")
         )
         if free is not None:

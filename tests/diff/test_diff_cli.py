@@ -12,6 +12,7 @@ import pytest
 
 from gwatch.cli.main import main
 from gwatch.cli.schema import schema_text
+from gwatch.cuda.binary import Cubin
 
 FIXTURES = Path(__file__).resolve().parent.parent / "inspect" / "fixtures"
 ALIGNED, NARROW = str(FIXTURES / "triton/aligned.cubin"), str(FIXTURES / "triton/in_unaligned.cubin")
@@ -43,13 +44,15 @@ def test_exit_codes(arguments: list[str], code: int, capsys: pytest.CaptureFixtu
 
 def test_identical_code_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     main(["diff", ALIGNED, ALIGNED])
-    assert capsys.readouterr().out == "identical code in all 1 kernels\n"
+    assert capsys.readouterr().out == "identical code in the kernel\n"
 
 
 def test_stat_and_listing(capsys: pytest.CaptureFixture[str]) -> None:
     main(["diff", ALIGNED, NARROW, "--stat"])
-    assert capsys.readouterr().out.splitlines()[0] == (
-        "copy_kernel: changed (1 control, 1 target, 2 changed, 6 inserted); instructions 26 → 32, "
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"{ALIGNED} (sm_90a) → {NARROW} (sm_90a)"
+    assert lines[1] == (
+        "  copy_kernel: changed (1 control, 1 target, 2 changed, 6 inserted); instructions 26 → 32, "
         "share of 128-bit global accesses 1.0 → 0.2"
     )
     main(["diff", ALIGNED, NARROW])
@@ -104,3 +107,62 @@ def test_what_cannot_be_read_is_compared_by_its_bytes_or_refused(
     assert main(arguments) == 2
     assert "[not-compared]" in capsys.readouterr().err
     assert main(arguments[:-1]) == 0
+
+
+def changed(tmp_path: Path, index: int, bits: int) -> str:
+    """The aligned copy with some bits of one instruction's upper half flipped."""
+    cubin = Cubin.from_file(ALIGNED)
+    (kernel,) = cubin.get_map_kernel_def().values()
+    data = bytearray(cubin.data)
+    at = kernel.section.offset + 16 * index + 8
+    data[at : at + 8] = (int.from_bytes(data[at : at + 8], "little") ^ bits).to_bytes(8, "little")
+    path = tmp_path / "changed.cubin"
+    path.write_bytes(data)
+    return str(path)
+
+
+def test_a_control_word_that_differs_has_its_place(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = changed(tmp_path, 4, 1 << 41)  # the lowest bit of the stall count
+    assert main(["diff", ALIGNED, other, "--exit-code"]) == 1
+    out = capsys.readouterr().out
+    assert "same instructions, other control words" in out
+    (row,) = [line for line in out.splitlines() if line.startswith("c ")]
+    assert row.startswith("c 0x0040 0x0040  ")
+    (change,) = [line for line in out.splitlines() if "stall" in line]
+    assert main(["diff", ALIGNED, other, "--json"]) == 0
+    (step,) = json.loads(capsys.readouterr().out)["kernels"][0]["instructions"]
+    (control,) = step["control"]
+    assert (step["fate"], step["first_index"], control["name"]) == ("control", 4, "stall")
+    assert change.split() == ["stall", str(control["before"]), "→", str(control["after"])]
+    assert abs(control["before"] - control["after"]) == 1
+
+
+def test_an_operand_that_listings_hide_is_a_difference(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    cubin = Cubin.from_file(FIXTURES / "narrow_sm_80.cubin")
+    kernel = cubin.get_kerneldef_by_name("wide")
+    index = next(i for i, text in enumerate(kernel.texts) if "STG" in text)
+    data = bytearray(cubin.data)
+    data[kernel.section.offset + 16 * index + 8] ^= 2  # the descriptor's register, bits 64 to 69
+    other = tmp_path / "other.cubin"
+    other.write_bytes(data)
+    assert main(["diff", str(FIXTURES / "narrow_sm_80.cubin"), str(other), "--kernel", "^wide$", "--exit-code"]) == 1
+    rows = [line for line in capsys.readouterr().out.splitlines() if "(word 0x" in line]
+    assert len(rows) == 2
+    assert rows[0].startswith(f"! {index * 16:#06x} {index * 16:#06x}  STG")
+
+
+def test_quiet_means_no_output(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["diff", ALIGNED, NARROW, "-q", "--json"]) == 1
+    assert capsys.readouterr().out == ""
+
+
+def test_stat_says_where_and_for_which_architecture(capsys: pytest.CaptureFixture[str]) -> None:
+    library = str(FIXTURES / "libtwo.so")
+    assert main(["diff", library, ALIGNED, "--stat"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    heads = [line for line in lines if not line.startswith("  ")]
+    assert [head.rsplit(" ", 1)[1] for head in heads[:-1]] == ["(sm_80)", "(sm_90)", "(sm_90a)"]
+    assert all(head.startswith(library) for head in heads[:2])
+    assert heads[2] == f"{ALIGNED} (sm_90a)"

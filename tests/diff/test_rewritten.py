@@ -67,8 +67,9 @@ def test_a_traced_kernel_keeps_every_instruction(
     # The untouched copy behind the traced code is left out, and said to be.
     assert plan.rewritten.twin is not None and diff.second is not None
     address = plan.rewritten.twin * 16
+    many = "s" * (len(sites) > 1)
     assert diff.second.patched == (
-        f"records {len(sites)} sites (gwatch); the untouched copy of the code from {address:#x} on is left out"
+        f"records {len(sites)} site{many} (gwatch); the untouched copy of the code from {address:#x} on is left out"
     )
     assert {step.fate for step in diff.code.steps if step.first is not None} <= UNTOUCHED
     places = {step.first: step.second for step in diff.code.steps if step.first is not None}

@@ -12,8 +12,10 @@ import pytest
 from inspect_support import COPY_CUBIN, COPY_NAME, FIXTURES, TRITON, WRAPPER, cuobjdump, fatbin, make_pt2
 
 from gwatch.cli.main import main
+from gwatch.cuda.binary import Cubin
 from gwatch.inspect.demangle import demangle, short
 from gwatch.inspect.report import load_schema
+from gwatch.rewrite.trace import SassTraceSite, plan_trace
 
 RULE = "kernel:copy.* has LDG.E.128 >= 2"
 
@@ -254,3 +256,80 @@ def test_resources_alone(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", path, "--resources", "--max-registers", "7"]) == 1
     for more in (["--sass"], ["--lines"], ["--vectorization"], ["--forbid", "STL"]):
         assert main(["inspect", path, "--resources", *more]) == 2
+
+
+@pytest.mark.parametrize("more", [["--vectorization"], ["--lines"]])
+def test_listings_come_with_what_else_is_asked_for(
+    more: list[str], good: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    outputs = []
+    for arguments in (["--sass"], more, ["--sass", *more]):
+        assert main(["inspect", str(good), *arguments]) == 0
+        outputs.append(capsys.readouterr().out)
+    assert outputs[2] == outputs[0] + outputs[1]
+
+
+def test_a_style_is_a_listing(capsys: pytest.CaptureFixture[str]) -> None:
+    cubin = str(FIXTURES / "vector_copy.cubin")
+    assert main(["inspect", cubin, "--sass-style", "nvdisasm"]) == 0
+    assert "\t.elftype\t" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--format", "github", "--sass"],
+        ["--format", "github", "--vectorization"],
+        ["--format", "github", "--lines"],
+        ["--format", "github", "--json"],
+        ["--jobs", "2", "--executor", "dask:x"],
+        ["--resources", "--sass-style", "nvdisasm"],
+    ],
+)
+def test_options_that_would_be_dropped_are_refused(
+    options: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["inspect", str(FIXTURES / "vector_copy.cubin"), *options]) == 2
+    assert "[usage]" in capsys.readouterr().err
+
+
+def test_a_patched_kernel_is_counted_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    original = FIXTURES / "narrow_sm_90.cubin"
+    plan = plan_trace(Cubin.from_file(original), "stride", [SassTraceSite(5)])
+    patched = tmp_path / "patched.cubin"
+    patched.write_bytes(plan.data)
+    facts = {}
+    for path in (original, patched):
+        assert main(["inspect", str(path), "--json", "--lines", "--vectorization", "--sass"]) == 0
+        data = json.loads(capsys.readouterr().out)
+        jsonschema.validate(data, load_schema())
+        (image,) = data["images"]
+        facts[path] = {kernel["name"]: kernel for kernel in image["kernels"]}, image["sass"]
+    before, after = facts[original][0]["stride"], facts[patched][0]["stride"]
+    inserted = int(plan.rewritten.inserted.sum())
+    assert plan.rewritten.twin is not None
+    assert after["patched"] == (
+        f"records 1 site (gwatch); the untouched copy of the code from {plan.rewritten.twin * 16:#x} on is left out"
+    )
+    assert before["patched"] == ""
+    assert after["instructions"] == before["instructions"] + inserted
+    assert after["opcodes"]["LDG.E.CONSTANT"] == before["opcodes"]["LDG.E.CONSTANT"] == 4
+    loads = [a for a in after["vectorization"]["accesses"] if a["opcode"] == "LDG.E.CONSTANT"]
+    assert len(loads) == 4
+    assert {k: v for k, v in facts[original][0].items() if k != "stride"} == {
+        k: v for k, v in facts[patched][0].items() if k != "stride"
+    }
+    # A listing shows all of it.
+    assert facts[patched][1] == cuobjdump("-sass", patched)
+    assert main(["inspect", str(patched)]) == 0
+    assert f"  stride {after['patched']}\n" in capsys.readouterr().out
+    assert main(["inspect", str(patched), "--require", "kernel:^stride$ has LDG.E.CONSTANT == 4"]) == 0
+
+
+def test_a_site_map_that_cannot_be_read_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = plan_trace(Cubin.from_file(FIXTURES / "narrow_sm_90.cubin"), "stride", [SassTraceSite(5)])
+    patched = tmp_path / "patched.cubin"
+    patched.write_bytes(plan.data.replace(b'"kernel"', b'"kernul"'))
+    assert main(["inspect", str(patched), "--kernel", "^stride$"]) == 0
+    out = capsys.readouterr().out
+    assert "patched by gwatch; all code is counted, for what was patched can't be read: [site-map]" in out

@@ -9,6 +9,7 @@ import pytest
 from inspect_support import COPY_CUBIN, COPY_NAME, DIVISIBLE, FIXTURES, TRITON, WRAPPER, host_elf, make_pt2
 
 from gwatch.inspect.artifacts import Image, Text, open_artifact
+from gwatch.inspect.executors import open_executor
 from gwatch.inspect.run import Request, inspect
 from gwatch.inspect.triton_source import TritonKernels
 from gwatch.inspect.vectorize import GlobalAccess, Vectorization, vectorization
@@ -307,3 +308,69 @@ def test_an_inductor_cache_is_described_by_its_python_file(tmp_path: Path) -> No
     assert found.described
     assert found.accesses[0].line is not None
     assert found.accesses[0].line[2] == "tl.store(o + off, tl.load(i + off, mask=m), mask=m)"
+
+
+def described(path: Path) -> tuple[bool, int | None, int, str, list[int | None]]:
+    (image,) = inspect([path], LOOK).images
+    found, facts = image.kernels[0].vectorization, image.kernels[0].facts
+    assert found is not None
+    assert facts.occupancy is not None
+    return (
+        found.described, found.num_warps, facts.occupancy.threads, facts.occupancy.basis,
+        [argument.divisibility for argument in found.arguments[:3]],
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("stage", [".ttir", ".ttgir", ".source"])
+def test_a_cubin_of_a_triton_cache_is_described_by_its_neighbours(tmp_path: Path, stage: str) -> None:
+    (tmp_path / "mask.cubin").write_bytes((TRITON / "mask.cubin").read_bytes())
+    assert described(tmp_path / "mask.cubin") == (False, None, 128, "required", [None, None, None])
+    (tmp_path / f"mask{stage}").write_text((TRITON / "mask.ttir").read_text())
+    (tmp_path / "mask.json").write_text((TRITON / "mask.json").read_text())
+    (tmp_path / "other.json").write_text('{"name": "copy_kernel", "num_warps": 8, "shared": 0}')
+    assert described(tmp_path / "mask.cubin") == (True, 4, 128, "launch", [16, 16, None])
+    assert described(tmp_path / "mask.cubin") == described(tmp_path)
+
+
+def test_several_stages_of_one_compilation_describe_one_kernel() -> None:
+    kernels = TritonKernels()
+    text = (TRITON / "mask.ttir").read_text()
+    for suffix in ("source", "ttgir", "ttir"):
+        kernels.add(Text(f"cache/mask.{suffix}", text))
+    kernels.add(Text("cache/other.ttir", text))
+    assert [kernel.found_in for kernel in kernels.kernels] == ["cache/mask.source", "cache/other.ttir"]
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        # What is said at each place -> (path that is reported, also at, promised divisibility), in order.
+        ("", "16", [("b", ["a"], 16)]),
+        ("16", "", [("a", ["b"], 16)]),
+        ("16", "16", [("a", ["b"], 16)]),
+        ("", "", [("a", ["b"], None)]),
+        ("16", "8", [("a", [], 16), ("b", [], 8)]),
+    ],
+)
+def test_equal_bytes_are_told_apart_by_what_is_said_of_them(
+    tmp_path: Path, first: str, second: str, expected: list[tuple[str, list[str], int | None]], jobs: int
+) -> None:
+    text = (TRITON / "aligned.ttir").read_text()
+    for name, said in (("a", first), ("b", second)):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "k.cubin").write_bytes((TRITON / "aligned.cubin").read_bytes())
+        if said:
+            (folder / "k.ttir").write_text(text.replace("divisibility = 16", f"divisibility = {said}"))
+    with open_executor(jobs) as (executor, workers):
+        paths = [tmp_path / "a", tmp_path / "b"]  # what is said in one of them is not about the other
+        report = inspect(paths, LOOK, executor=executor, workers=workers)
+    found = []
+    for image in report.images:
+        wide = image.kernels[0].vectorization
+        assert wide is not None
+        places = [Path(path).parent.name for path in (image.path, *image.also_at)]
+        found.append((places[0], places[1:], wide.arguments[0].divisibility))
+    assert found == expected
+    assert [len(images) for images in report.given.values()] == [1, 1]

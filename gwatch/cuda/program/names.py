@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 
+from gwatch.errors import printable
 from gwatch.inspect import demangle as installed
 
 _RUNTIMES = ("libstdc++.so.6", "libc++abi.so.1")
@@ -35,13 +36,13 @@ def demangled(symbol: str) -> str:
         return installed.demangle(symbol)
     found = _runtime()
     if found is None:
-        return symbol
+        return printable(symbol)
     library, process = found
     status = ctypes.c_int()
     address = library.__cxa_demangle(symbol.encode(), None, None, ctypes.byref(status))
     if not address:
-        return symbol
+        return printable(symbol)
     try:
-        return ctypes.string_at(address).decode(errors="replace")
+        return printable(ctypes.string_at(address).decode(errors="replace"))
     finally:
         process.free(address)
