@@ -260,11 +260,12 @@ class SectionChecker:
             return
         seen: set[int] = set()
         stack = self.cfg.successors(index)
-        # Who waits right behind it may not see the scoreboard taken yet.
+        # Whose control word waits right behind it may not see the scoreboard taken yet; a DEPBAR does.
         early = set(stack) if 0 < int(self.view.control["stall"][index]) < self.latency.signal else set()
         while stack:
             at = stack.pop()
-            if at in seen or (int(self.waits.mask[at]) & boards and at not in early):
+            unseen = int(self.view.control["wait_mask"][at]) if at in early else 0
+            if at in seen or int(self.waits.mask[at]) & ~unseen & boards:
                 continue
             seen.add(at)
             early.discard(at)

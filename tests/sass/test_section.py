@@ -155,3 +155,21 @@ def test_a_product_that_takes_a_scoreboard_is_waited_for_however_long_it_takes()
 
     assert kinds(3, 1 << 3, 0) == kinds(7, 0, 3) == set()
     assert kinds(3, 0, 8) == {"in-flight"}, "other compilers' products are there after a time, this one says when"
+
+
+def test_a_depbar_right_behind_who_takes_the_scoreboard_sees_it_and_a_control_word_does_not() -> None:
+    isa = isa_for("sm_90")
+
+    def kinds(stall: int, waiter: str, wait: int) -> set[str]:
+        lines = [
+            ("SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [R0+URZ+0x28800], R3", Control(stall, 1, 1, 1)),
+            (waiter, Control(stall=4, wait_mask=wait)),
+            ("@!P0 NANOSLEEP 0x989680", Control(stall=5)),
+            ("EXIT", Control(stall=5)),
+        ]
+        encoded = [isa.encode(text, control=control) for text, control in lines]
+        words = np.array([(word & (1 << 64) - 1, word >> 64) for word in encoded], np.uint64)
+        return {report.kind for report in check_section(isa, latency_for("sm_90"), words)}
+
+    assert kinds(1, "DEPBAR.LE SB1, 0x0", 0) == kinds(2, "NOP", 1 << 1) == set()
+    assert kinds(1, "NOP", 1 << 1) == kinds(1, "DEPBAR.LE SB0, 0x0", 0) == {"in-flight"}
