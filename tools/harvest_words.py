@@ -4,6 +4,7 @@
     python tools/harvest_words.py WHEELS [--only LIB] [--skip LIB] [--state FILE]   # read wheels, add to the state
     python tools/harvest_words.py --write [--state FILE]                            # state -> isa_learning/words/*.txt
     python tools/harvest_words.py WHEELS --sample DIR                               # words for tools/isa_report.py
+    python tools/harvest_words.py --own PTXAS [--target sm_90a ...]                # older compilers, our own statements
 
 WHEELS is a folder with the wheels that ``isa_learning/words/wheels.json`` pins by sha256 (``pip download --no-deps``);
 others are refused. Every instruction of every cubin in their libraries is read with our own decoder. Words with the
@@ -12,6 +13,9 @@ holds for words that the table does not know and that agree in all bits it asks 
 kept, and one for every use of the scoreboards that the opcode is seen with.
 
 ``--sample`` writes ``LIBRARY/sm_XX.bin``: the distinct words of a library, 300,000 of them chosen by a hash.
+
+``--own`` adds to the word files, as library ``own RELEASE``, the kinds that another release of ptxas writes for the
+statements of ``isa_learning/sources.py`` and that neither those files nor the open corpus nor the ptxas in PATH show.
 """
 
 from __future__ import annotations
@@ -24,8 +28,9 @@ import re
 import sys
 import zipfile
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +39,9 @@ import numpy.typing as npt
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 
-from isa_learning.corpus import WORDS, text_sections  # noqa: E402
+from isa_learning import sources  # noqa: E402
+from isa_learning.cache import words_once  # noqa: E402
+from isa_learning.corpus import WORDS, listed_words, text_names, text_sections  # noqa: E402
 
 from gwatch.cuda.binary.cubin import Cubin  # noqa: E402
 from gwatch.cuda.binary.fatbin import iter_fatbin_images  # noqa: E402
@@ -48,13 +55,17 @@ from gwatch.sass.isa.template import Template  # noqa: E402
 from gwatch.sass.isa.vector import keys_of  # noqa: E402
 
 PINS = WORDS / "wheels.json"
+OWN_TARGETS = ("sm_75", "sm_80", "sm_89", "sm_90a", "sm_100a", "sm_120a")
 SAMPLE = 300_000
 UNKNOWN_PER_KEY = 150
 _CLOSED = re.compile(rb"cublas|cudnn|cufft|cusparse|cusolver|cutensor|nvjpeg|nvshmem|libnpp")
 _CLOSED_KERNELS = re.compile(rb"(?:maxwell|volta|turing|ampere|hopper)_[a-z0-9_]{0,12}(?:gemm|cudnn)|sm\d+_xmma|"
                              rb"_Z\d+(?:cusolver|cublas)|_ZN\d+(?:cudnn|cusparse|cublas|cusolver)")
-"""Names of members, and of kernels in libraries that link closed ones statically: those are not read at all. Of all
-others every kernel is left out that gwatch would refuse as a closed library's (``gwatch.cuda.closed``)."""
+"""Names of members, and of kernels in libraries that link closed ones statically: those are not read at all."""
+_CLOSED_NAMES = re.compile(r"cublas|cudnn|cufft|cusparse|cusolver|cutensor|nvjpeg|nvjet|(?<![a-z])cask(?![ad])|xmma"
+                           r"|(?:regular|vector|bluestein)_fft|(?<![a-z])[sdhb]p(?:Radix|Vector|RealComplex)\d")
+"""What kernels of closed libraries are named. Where one kernel of a cubin is, none of the cubin is read: its other
+kernels (``gemv2T_kernel_val``, ``splitKreduce_kernel``) bear no library's name."""
 _M64 = (1 << 64) - 1
 _OPERANDS = (1 << 105) - 1 & ~(15 << GUARD_SHIFT)
 Halves = npt.NDArray[np.uint64]
@@ -172,6 +183,12 @@ def library_of(wheel: Path) -> str:
     return f"{name} {version}"
 
 
+def closed_cubin(image: bytes) -> bool:
+    """Whether a cubin has a kernel or function that is named like a closed library's."""
+    return _CLOSED.search(image) is not None or any(
+        closed_symbol(name) or _CLOSED_NAMES.search(name) for name in text_names(image))
+
+
 def sections(wheel: Path) -> Iterator[tuple[str, Halves]]:
     """(target, words of all text sections) of every cubin in a wheel, each image once."""
     seen: set[bytes] = set()
@@ -186,7 +203,7 @@ def sections(wheel: Path) -> Iterator[tuple[str, Halves]]:
                 continue
             for _, image in iter_fatbin_images(data):
                 digest = hashlib.sha256(image).digest()
-                if digest in seen or _CLOSED.search(image):
+                if digest in seen:
                     continue
                 seen.add(digest)
                 try:
@@ -194,8 +211,8 @@ def sections(wheel: Path) -> Iterator[tuple[str, Halves]]:
                     isa_for(target)
                 except GWatchError:
                     continue
-                words = text_sections(image, closed_symbol)
-                if len(words):
+                words = text_sections(image)
+                if len(words) and not closed_cubin(image):
                     yield target, words
 
 
@@ -261,6 +278,37 @@ def write_words(state: dict[str, Kinds], corpus: Path) -> None:
         print(f"{path}: {sum(' ' not in line for line in text)} words")
 
 
+def rows(words: Iterable[int]) -> Halves:
+    """Words as halves (n, 2), sorted."""
+    return np.array([(word & _M64, word >> 64) for word in sorted(words)], np.uint64).reshape(-1, 2)
+
+
+def add_own(ptxas: str, targets: Sequence[str], corpus: Path) -> None:
+    """Append what ``ptxas`` shows to the word files."""
+    known = corpus_kinds(corpus)
+    every = sources.debug_kernels()
+    for name in targets:
+        release, ptx = sources.release_of(ptxas, name)
+        library = f"{sources.OWN} {release}"
+        arch = arch_by_name(name)
+        path = WORDS / f"{arch.table}.txt"
+        if not ptx or f"\n{name} {library}\n" in path.read_text(encoding="utf-8"):
+            continue
+        reader = Reader(name, Kinds())
+        ours = [words_once(sources.own_inputs(name, kernels, how), partial(sources.own_words, name, kernels, how))
+                for kernels, how in sources.groups()]
+        reader.read(rows(set().union(*ours, *listed_words(path, arch.number).values())), "")
+        known[arch.number].update(reader.kinds.words)
+        fresh = Reader(name, Kinds())
+        fresh.read(rows(sources.own_words(name, every, sources.OPTIMIZED, ptxas, ptx)), library)
+        words = [word for code, (word, _) in fresh.kinds.words.items() if code not in known[arch.number]]
+        if words:
+            lines = [f"{name} {library}", *(f"{w:032x}" for w in sorted(words, key=lambda w: (key_of(w), w)))]
+            with path.open("a", encoding="utf-8") as stream:
+                stream.write("\n".join(lines) + "\n")
+        print(f"{path}: {len(words)} words of {library} for {name}", flush=True)
+
+
 def main() -> int:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -271,7 +319,11 @@ def main() -> int:
     parser.add_argument("--sample", type=Path, help="write samples of words here instead")
     parser.add_argument("--corpus", type=Path, default=ROOT / ".corpus", help="the open corpus")
     parser.add_argument("--write", action="store_true", help="write the word files from the state")
+    parser.add_argument("--own", action="append", default=[], help="another release of ptxas")
+    parser.add_argument("--target", action="append", default=[], help="only for this target (--own)")
     options = parser.parse_args()
+    for ptxas in options.own:
+        add_own(ptxas, options.target or OWN_TARGETS, options.corpus)
     state: dict[str, Kinds] = {}
     if options.state.is_file():
         state = {target: Kinds(*found) for target, found in pickle.loads(options.state.read_bytes()).items()}

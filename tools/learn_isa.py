@@ -18,7 +18,7 @@ import sys
 import time
 from collections import defaultdict
 from functools import partial
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -28,17 +28,9 @@ from isa_learning.cache import words_once  # noqa: E402
 from isa_learning.control_facts import control_facts  # noqa: E402
 from isa_learning.corpus import WORDS, corpus_words, cubins, listed_words  # noqa: E402
 from isa_learning.family import Family, Options  # noqa: E402
+from isa_learning.learn import probing_word  # noqa: E402
 from isa_learning.probe import Prober  # noqa: E402
-from isa_learning.sources import (  # noqa: E402
-    constant_kernels,
-    last_kernels,
-    late_kernels,
-    own_inputs,
-    own_kernels,
-    own_words,
-    plain,
-    statements,
-)
+from isa_learning.sources import OWN, groups, own_inputs, own_words, plain  # noqa: E402
 
 from gwatch.errors import ToolError  # noqa: E402
 from gwatch.sass.arch import ARCHES, Arch, arch_by_name  # noqa: E402
@@ -95,9 +87,15 @@ def main() -> int:
     probers = family_of(arch, options.targets, options.cache)
     numbers = sorted({arch_by_name(p.arch).number for p in probers})
     listed_in = options.words or WORDS / f"{arch.table}.txt"
-    listed = {n: listed_words(listed_in, n, options.exclude) if listed_in.is_file() else set() for n in numbers}
-    of_number = {n: plain({*corpus_words(corpora, n, options.exclude), *listed[n]}) for n in numbers}
-    words = {w for found in of_number.values() for w in found}
+    listed = {n: listed_words(listed_in, n, options.exclude) if listed_in.is_file() else {} for n in numbers}
+    of_number: dict[int, set[int]] = {n: set() for n in numbers}
+    projects: dict[int, set[str]] = defaultdict(set)
+    for n in numbers:
+        for project, found in chain(corpus_words(corpora, n, options.exclude).items(), listed[n].items()):
+            of_number[n] |= plain(found)
+            for word in found:
+                projects[probing_word(word)].add(project)
+    words = {w for known in of_number.values() for w in known}
     if not words:
         print(f"no {arch.name} cubin in {', '.join(map(str, corpora))}; run tools/fetch_corpus.py", file=sys.stderr)
         return 2
@@ -105,23 +103,24 @@ def main() -> int:
     own: set[int] = set()
     of_own: dict[str, set[int]] = defaultdict(set)
     if not options.no_own_sources:
-        groups = (own_kernels(statements()), late_kernels(), last_kernels(), constant_kernels())
-        for name, kernels in product([arch.name, *options.own], groups):
-            made = words_once(own_inputs(name, kernels), partial(own_words, name, kernels)) \
-                if options.cache else own_words(name, kernels)
+        for name, (kernels, how) in product([arch.name, *options.own], groups()):
+            made = words_once(own_inputs(name, kernels, how), partial(own_words, name, kernels, how)) \
+                if options.cache else own_words(name, kernels, how)
             own |= made
             of_own[name] |= plain(made)
         words |= plain(own)
+        for word in own:
+            projects[probing_word(word)].add(OWN)
         log(f"{len(own)} words of own sources, {len(words)} distinct words in all")
     found_in = (p for n in numbers for p in cubins(corpora, n, options.exclude))
-    facts = control_facts(found_in, own.union(*listed.values()))
+    facts = control_facts(found_in, own.union(*(w for of in listed.values() for w in of.values())))
     zero = {"R": arch.register_zero, "U": arch.uniform_zero, "P": arch.predicate_true, "Q": arch.predicate_true}
     family = Family(zero, log, Options(options.rounds, options.per_key, not options.real_keys_only,
                                        not options.no_effects))
     output = options.output or ROOT / "isa" / f"{arch.table}.jsonl"
     for prober in probers:
         native = {*of_number[arch_by_name(prober.arch).number], *of_own[prober.arch]}
-        family.learn(prober, words, native, facts)
+        family.learn(prober, words, native, facts, projects)
         models = family.models()
         text = table.dump({"arch": arch.table, "nvdisasm": version(), "targets": family.targets}, models)
         table.write(output.with_suffix(".part"), text)

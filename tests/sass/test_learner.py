@@ -6,13 +6,16 @@ import random
 import struct
 from collections.abc import Iterable
 
-from isa_learning.corpus import text_sections
+import pytest
+from harvest_words import closed_cubin
+from isa_learning.corpus import text_names, text_sections
 from isa_learning.family import Family, Home, Options
 from isa_learning.fit import Fitter, Samples
 from isa_learning.learn import corner_predicates, probing_word
 from isa_learning.sources import constant_kernels
 
-from gwatch.cuda.closed import closed_symbol
+from gwatch.errors import EncodeError
+from gwatch.sass.isa.model import Value
 
 ZERO = {"R": 255, "U": 63, "P": 7, "Q": 7}
 KEY = 0x984
@@ -58,20 +61,51 @@ def test_corners_try_the_true_predicate_with_the_bit_that_negates_it() -> None:
     assert corner_predicates(0, 88, 3) == set()
 
 
-def test_kernels_of_closed_libraries_are_left_out() -> None:
-    names = b"\0.shstrtab\0.text._Z4mineP1x\0.text.ampere_sgemm_128x64_nn\0"
-    code = [bytes([n] * 16) for n in (1, 2)]
-    sections = [(names.index(b".text._Z4"), 64, 16), (names.index(b".text.amp"), 80, 16), (1, 96, len(names))]
-    table = 96 + len(names)
+def test_the_register_behind_another_operands_is_a_field_with_one_added() -> None:
+    samples = Samples(KEY)
+    for number in (0, 1, 2, 7, 8, 21, 62):
+        for other in (number, *(number ^ 1 << bit for bit in range(6))):
+            name = "URZ" if other == 63 else f"UR{other}"
+            behind = "URZ" if other >= 62 else f"UR{other + 1}"
+            samples.add(KEY | other << 40, f"LDS [{name}], [{behind}]")
+    key = Fitter(samples, ZERO).fit()
+    field = key.forms[0].values[1].fields[0]
+    assert (field.runs, field.add) == (((40, 6, 0),), 1)
+    assert [field.get(n << 40) for n in (0, 5, 62, 63)] == [1, 6, 63, 63]
+    assert [field.put(n) >> 40 for n in (1, 6, 63)] == [0, 5, 63]
+    with pytest.raises(EncodeError, match=r"\[operand-range\]"):
+        field.put(0)
+    assert Value.from_json(key.forms[0].values[1].to_json()) == key.forms[0].values[1]
+
+
+@pytest.mark.parametrize("name", ["ampere_sgemm_128x64_nn", "_ZN8cublasLt19splitKreduce_kernelE", "cask__conv",
+                                  "_Z20sm80_xmma_gemm_f16f16", "_Z11regular_fftILj7EEv", "_Z15spRadix0064B_k1",
+                                  "_ZN7cudnn_x4fill", "_Z12cusparseFill", "_Z7nvjpegX"])
+def test_cubins_with_a_kernel_of_a_closed_library_are_left_out(name: str) -> None:
+    assert closed_cubin(image_of("_Z4mineP1x", name))
+    assert not closed_cubin(image_of("_Z4mineP1x", "_Z8cascadedPf", "_Z9fft_mixedPf", "_Z5spRadPf"))
+
+
+def image_of(*kernels: str) -> bytes:
+    """A cubin's section table with a text section of one instruction per kernel."""
+    names = b"\0.shstrtab\0" + b"".join(f".text.{kernel}\0".encode() for kernel in kernels)
+    code = [bytes([n + 1] * 16) for n in range(len(kernels))]
+    sections = [(names.index(f".text.{kernel}\0".encode()), 64 + 16 * n, 16) for n, kernel in enumerate(kernels)]
+    sections.append((1, 64 + 16 * len(kernels), len(names)))
+    table = sections[-1][1] + len(names)
     header = bytearray(64)
     struct.pack_into("<Q", header, 0x28, table)
-    struct.pack_into("<HH", header, 0x3C, len(sections), 2)
+    struct.pack_into("<HH", header, 0x3C, len(sections), len(kernels))
     rows = b"".join(
         struct.pack("<IIQQQQIIQQ", name, 1, 0, 0, at, size, 0, 0, 1, 0) for name, at, size in sections
     )
-    image = bytes(header) + b"".join(code) + names + rows
-    assert len(text_sections(image)) == 2
-    assert text_sections(image, closed_symbol).tolist() == [[0x0101010101010101] * 2]
+    return bytes(header) + b"".join(code) + names + rows
+
+
+def test_the_text_sections_of_a_cubin_are_read_with_their_names() -> None:
+    image = image_of("one", "two")
+    assert text_names(image) == ["one", "two"]
+    assert text_sections(image).tolist() == [[0x0101010101010101] * 2, [0x0202020202020202] * 2]
 
 
 def test_own_kernels_with_constants_have_names_of_their_own() -> None:

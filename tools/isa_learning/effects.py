@@ -32,6 +32,7 @@ PER_FORM = 40
 MASK_BITS = 8
 FLOW_WORDS = 2
 MASK_BASES = 4
+UNMET_BASES = 4
 _SPREAD = {"R": (96, (16, 32, 48, 64, 80)), "U": (48, (8, 16, 24, 32, 40)), "P": (0, (1, 2, 3, 4, 5)),
            "Q": (0, (1, 2, 3, 4, 5))}
 _LOW_TARGETS = {16, 81}
@@ -217,7 +218,26 @@ def _pick(learner: Learner, state: State, label: int) -> list[int]:
                 break
         if len(words) >= PER_FORM * 4:
             break
-    return words
+    return words + _unmet(learner, model, label, known)
+
+
+def _unmet(learner: Learner, model: Key, label: int, known: Sequence[tuple[int, Cut]]) -> list[int]:
+    """Words that show the attachments which no known word of the form shows: its trees may be those of a sibling."""
+    trials: dict[tuple[int, str], list[int]] = defaultdict(list)
+    form = model.forms[label]
+    bases = [_spread_out(form, word, True) for word, _ in known[:UNMET_BASES]]  # RZ.64 is no register
+    for n, choice in enumerate(form.attachments):
+        met = {parts.attachments[n] for _, parts in known}
+        for number, text in enumerate(choice.labels):
+            for mask, bits in tree.paths(choice.node, number) if text not in met else ():
+                trials[n, text] += [probing_word(word & ~mask | bits) for word in bases]
+    asked = sorted({word for words in trials.values() for word in words})
+    texts = dict(zip(asked, learner.prober.texts(asked), strict=True))
+    out: list[int] = []
+    for (n, text), words in trials.items():
+        out += [word for word in words if tree.lookup(model.select, word) == label and texts[word] is not None
+                and cut(texts[word] or "").attachments[n] == text][:UNMET_BASES]
+    return out
 
 
 def _spread_out(form: Form, word: int, zeros: bool) -> int:
@@ -381,7 +401,8 @@ def _branch_rules(model: Key, form: Form, state: State) -> None:
 
 
 def disprove(models: Sequence[Key], holder: Holder, zeros: dict[str, int]) -> int:
-    """Hold the rules against life ranges of one word per form and opcode text; forms that fail are not proved.
+    """Hold the rules against life ranges of one word per form and opcode text or operand mark; forms that fail are not
+    proved.
 
     Left out: UR0-UR3 and UR63 and above (never marked), predicates marked as written (loads mark one they only read),
     and words whose register groups no assembler would accept.
@@ -391,11 +412,11 @@ def disprove(models: Sequence[Key], holder: Holder, zeros: dict[str, int]) -> in
         if _name(model) in BRANCHES | ASYNC:
             continue
         for form in model.forms:
-            seen: set[str | None] = set()
+            seen: set[object] = set()
             for word in form.shapes or form.probes if form.proved else ():
-                text = model.opcode_text(word)
-                if text not in seen:
-                    seen.add(text)
+                shown = {model.opcode_text(word), *((n, a.get(word)) for n, a in enumerate(form.attachments))}
+                if not shown <= seen:
+                    seen |= shown
                     words.append((model, form, probing_word(word)))
     failed = 0
     for (_, form, word), marks in zip(words, holder.marks([w for *_, w in words]), strict=True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -56,9 +56,10 @@ class Family:
     targets: list[str] = field(default_factory=list)
     reports: dict[str, dict[str, dict[str, object]]] = field(default_factory=dict)
 
-    def learn(self, prober: Prober, real: Iterable[int], native: Iterable[int],
-              facts: dict[int, ControlFacts]) -> None:
-        """Add a target: compiler words of the whole family and those of this target, control facts.
+    def learn(self, prober: Prober, real: Iterable[int], native: Iterable[int], facts: dict[int, ControlFacts],
+              projects: Mapping[int, Set[str]]) -> None:
+        """Add a target: compiler words of the whole family and those of this target, control facts, and by probing
+        word the projects whose words they are.
 
         Keys that are different on a later target are learned from that target's words, and from those of the others
         that say the same there in a shape which that target's lack.
@@ -100,7 +101,7 @@ class Family:
         found = learner.feed(tried)
         self.log(f"{prober.arch}: {found} words of {len(learner.states)} keys; {prober.count} asked")
         learner.explore(self.options.rounds, self.options.per_key)
-        learner.finish(words)
+        learner.finish(words, projects)
         note_kinds(learner.models(), facts)
         for model in learner.models():
             for form in model.forms:

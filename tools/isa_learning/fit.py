@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 import numpy as np
@@ -224,7 +224,8 @@ class Fitter:
             if kind != "N":
                 readings, usable, inside = self._numbers(kind, n, index, pairs)
                 place = next((f for reading in readings if len(usable)
-                              and (f := self.linear(reading, usable, inside)) is not None), None)
+                              and (f := self.linear(reading, usable, inside) or self.following(reading, usable, inside))
+                              is not None), None)
             out.append(None if place is None else Value(kind, None, [place], 0))
         return out
 
@@ -295,6 +296,8 @@ class Fitter:
         if place.signed:
             out |= np.where(out >> np.uint64(place.top - 1) & np.uint64(1), np.uint64(_U64 << place.top & _U64),
                             np.uint64(0))
+        if place.add:
+            out += np.where(out != np.uint64(place.ones), np.uint64(place.add), np.uint64(0))
         return out
 
     def widen(self, value: Value, readings: Sequence[Reading], usable: npt.NDArray[np.int64]) -> Value:
@@ -438,6 +441,22 @@ class Fitter:
             if rest.min() != rest.max():
                 return None
         return _field(reading.kind, weight, int(rest[0]))
+
+
+    def following(self, reading: Reading, index: npt.NDArray[np.int64], pairs: Pairs) -> values.Field | None:
+        """The field that names the register before the printed one, or None."""
+        zero = self.zero.get(reading.kind)
+        if zero is None or not reading.known[index].all() or not reading.numbers[index].all():
+            return None
+        plain = np.zeros(len(self.bits), dtype=bool)
+        plain[index] = reading.numbers[index] != zero
+        before = Reading(reading.kind, reading.numbers - np.uint64(1), reading.known)
+        inside = pairs[plain[pairs[:, 0]] & plain[pairs[:, 1]]]
+        place = self.linear(before, index[plain[index]], inside) if plain.any() else None
+        if place is None or not place.runs or place.const:
+            return None
+        place = replace(place, add=1)
+        return place if bool((self.read(place, index) == reading.numbers[index]).all()) else None
 
 
 def _size(node: Node) -> int:

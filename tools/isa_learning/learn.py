@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field
 
 from isa_learning.control_facts import ASYNC, note_control
@@ -155,11 +155,11 @@ class Learner:
             self.log(f"round {number + 1}: {checked} checked, {wrong} wrong, {unknown} unknown; "
                      f"{self.prober.count} asked")
 
-    def finish(self, words: Iterable[int]) -> None:
-        """Everything that needs the final models."""
+    def finish(self, words: Iterable[int], projects: Mapping[int, Set[str]]) -> None:
+        """Everything that needs the final models; ``projects``: whose words they are, by probing word."""
         self.note_guards()
         self.mark_relative()
-        self.note_shapes(words)
+        self.note_shapes(words, projects)
         share_attachments(self.models())
         kept = {m.key for m in drop_unproved(self.models(), self.prober, self.zero, self.log)}
         for key, state in self.states.items():
@@ -395,13 +395,15 @@ class Learner:
                     out.append(base & ~mask | value)
         return out
 
-    def note_shapes(self, real: Iterable[int]) -> None:
-        """Give every form the compiler words of its shapes (all hidden bits seen), and probes where there are none."""
+    def note_shapes(self, real: Iterable[int], projects: Mapping[int, Set[str]]) -> None:
+        """Give every form the compiler words of its shapes (all hidden bits seen), which of them one project alone
+        writes, and probes where there are none."""
         for state in self.states.values():
             for form in state.model.forms if state.model else ():
                 form.shapes = []
                 form.probes = []
         kept: dict[tuple[int, int], dict[tuple[object, ...], int]] = defaultdict(dict)
+        owners: dict[int, set[str]] = {}
         for word in sorted({probing_word(w) for w in real}):
             state = self.state(key_of(word))
             if state.model is None:
@@ -415,11 +417,13 @@ class Learner:
                 place = value.field_of(word)
                 hidden &= ~(place.mask if place else tree.tested_bits(value.name.node) if value.name else 0)
             shape = (state.model.opcode_text(word), *(a.get(word) for a in form.attachments), hidden)
-            kept[key_of(word), label].setdefault(shape, word & ~CONTROL_MASK)
+            first = kept[key_of(word), label].setdefault(shape, word & ~CONTROL_MASK)
+            owners.setdefault(first, set()).update(projects.get(word, ()))
         for (key, label), shapes in kept.items():
             model = self.states[key].model
             assert model is not None
             model.forms[label].shapes = sorted(shapes.values())
+            model.forms[label].lone = {w: next(iter(owners[w])) for w in shapes.values() if len(owners[w]) == 1}
         for state in self.states.values():
             if state.model is None:
                 continue

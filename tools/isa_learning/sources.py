@@ -12,7 +12,6 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from isa_learning.corpus import text_words
@@ -21,11 +20,17 @@ from isa_learning.probe import CONTROL_MASK
 from gwatch.errors import ToolError
 
 PTX_VERSION = "9.0"
+OWN = "own"
+"""The name of our statements among the projects that words are from."""
 BATCH = 60
+OPTIMIZED, DEBUG = ("-O2",), ("-O0", "-g")
+"""How ptxas is called: as for releases, and as ``nvcc -G`` calls it, which writes words that nothing else shows."""
 
 _REGISTERS = """.reg .pred %p<8>; .reg .b16 %h<16>; .reg .b32 %r<80>; .reg .f32 %f<140>; .reg .b64 %l<20>;
 .reg .f64 %d<12>; .reg .b128 %q<4>;
 """
+_WIDE = (" .reg .b128 %q<4>;", (8, 3))
+"""A declaration, and the first PTX that knows it."""
 _LOADS = """ld.param.u64 %l0,[p]; ld.param.u64 %l1,[p+8]; ld.param.u32 %r0,[p+16]; ld.param.u32 %r1,[p+20];
 ld.global.u32 %r2,[%l0]; ld.global.u32 %r3,[%l0+4]; ld.global.u32 %r4,[%l0+8]; ld.global.u32 %r5,[%l0+12];
 ld.global.f32 %f0,[%l0+16]; ld.global.f32 %f1,[%l0+20]; ld.global.f32 %f2,[%l0+24]; ld.global.f64 %d0,[%l0+32];
@@ -951,11 +956,146 @@ def late_statements() -> Iterator[tuple[str, tuple[str, ...]]]:
         yield f"{op}.NaN.{kind} {out},{a},{b}; {op}.NaN.{kind} {out},{out},{c};", (out,)
 
 
-def _compile(ptxas: str, arch: str, kernels: Sequence[str], folder: Path, number: int) -> list[Path]:
+def rare_kernels() -> list[str]:
+    """Kernels for instructions that all libraries at hand lack, again compiled apart."""
+    return [_kernel(f"k{n}", body, outputs) for n, (body, outputs) in enumerate(dict.fromkeys(_rare()))]
+
+
+def _rare() -> Iterator[tuple[str, tuple[str, ...]]]:
+    yield from _fences()
+    yield from _small_matrix()
+    yield from _rare_texture()
+    for a, b, c in itertools.product(("u32", "s32"), repeat=3):
+        for op in ("vmad", "vset", "vshl", "vshr"):
+            sel = ".b1" if op != "vset" else ".h1"
+            if op == "vmad":
+                yield f"vmad.{a}.{b}.{c} %r10,%r2{sel},%r3.h0,%r4;", ("%r10",)
+                yield f"vmad.{a}.{b}.{c}.sat.shr7 %r10,%r2,%r3{sel},%r4;", ("%r10",)
+            elif op == "vset":
+                yield f"vset.{a}.{b}.lt %r10,%r2{sel},%r3;", ("%r10",)
+            else:
+                yield f"{op}.{a}.{b}.u32.clamp %r10,%r2{sel},%r3;", ("%r10",)
+                yield f"{op}.{a}.{b}.u32.wrap.add %r10,%r2,%r3,%r4;", ("%r10",)
+    for offset in ("0", "%r4"):
+        yield f"fns.b32 %r10,%r2,%r3,{offset};", ("%r10",)
+    for kind, out in (("u8", "%h10"), ("u32", "%r10"), ("u64", "%l10"), ("f32", "%f10"), ("f64", "%d5")):
+        yield f"ldu.global.{kind} {out},[%l0+8];", (out,)
+    yield "ldu.global.v4.u32 {%r10,%r11,%r12,%r13},[%l0];", ("%r10", "%r13")
+    for first, second in itertools.product(("last", "normal", "first", "unchanged"), ("first", "unchanged")):
+        yield (f"createpolicy.fractional.L2::evict_{first}.L2::evict_{second}.b64 %l5,0.25; "
+               "ld.global.L2::cache_hint.u32 %r10,[%l0],%l5;", ("%r10",))
+        yield (f"createpolicy.range.global.L2::evict_{first}.L2::evict_{second}.b64 %l5,[%l0],%r2,%r3; "
+               "ld.global.L2::cache_hint.v4.u32 {%r10,%r11,%r12,%r13},[%l0],%l5;", ("%r10", "%r13"))
+    yield "createpolicy.cvt.L2.b64 %l5,0x10F0000000000000; st.global.L2::cache_hint.v4.u32 [%l0],{%r2,%r3,%r4,%r5},%l5;", ()
+    for kind in ("u32", "f32", "u64", "v2.f32", "v4.f32"):
+        base = {"u32": "%r10", "f32": "%f10", "u64": "%l10"}.get(kind, "{%f10,%f11}" if kind[1] == "2" else "{%f10,%f11,%f12,%f13}")
+        for mode in ("", ".nc", ".L1::no_allocate", ".L1::evict_last", ".nc.L1::no_allocate"):
+            for more in ("", ".L2::128B", ".L2::256B"):
+                yield f"ld.global{mode}.L2::cache_hint{more}.{kind} {base},[%l0+16],%l3;", (base.strip("{}").split(",")[0],)
+    for op, kind, source in (("add", "u32", "%r2"), ("add", "f32", "%f0"), ("add", "u64", "%l2"), ("max", "s32", "%r2"), ("or", "b32", "%r2"),
+                             ("add.noftz", "f16x2", "%r2"), ("exch", "b32", "%r2")):
+        out = {"%r": "%r10", "%f": "%f10", "%l": "%l10"}[source[:2]]
+        yield f"atom.global.{op.split('.')[0]}{op[3:] if '.' in op else ''}.L2::cache_hint.{kind} {out},[%l0],{source},%l3;", (out,)
+        if op != "exch":
+            yield f"red.global.{op.split('.')[0]}{op[3:] if '.' in op else ''}.L2::cache_hint.{kind} [%l0],{source},%l3;", ()
+    for size, mode in ((4, "ca"), (8, "ca"), (16, "ca"), (16, "cg")):
+        for tail in ("", ",%r2", f",{size // 2}"):
+            yield f"cp.async.{mode}.shared.global.L2::cache_hint [%r0+16],[%l0+32],{size}{tail},%l3;", ()
+            yield f"cp.async.{mode}.shared.global.L2::cache_hint.L2::128B [%r0],[%l0],{size}{tail},%l3;", ()
+
+
+def _rare_texture() -> Iterator[tuple[str, tuple[str, ...]]]:
+    places = {"1d": "{%f0}", "2d": "{%f0,%f1}", "3d": "{%f0,%f1,%f2,%f2}", "a1d": "{%r2,%f0}", "a2d": "{%r2,%f0,%f1,%f1}",
+              "cube": "{%f0,%f1,%f2,%f2}", "acube": "{%r2,%f0,%f1,%f2}"}
+    offsets = {"1d": ",{%r3}", "2d": ",{%r3,%r4}", "3d": ",{%r3,%r4,%r5,%r5}", "a1d": ",{%r3}", "a2d": ",{%r3,%r4}"}
+    fixed = {"1d": ",{3}", "2d": ",{3,-2}", "3d": ",{1,2,-3,0}", "a1d": ",{5}", "a2d": ",{-1,7}"}
+    grads = {"1d": "{%f0},{%f1}", "2d": "{%f0,%f1},{%f1,%f2}", "3d": "{%f0,%f1,%f2,%f2},{%f0,%f1,%f2,%f2}",
+             "a1d": "{%f0},{%f1}", "a2d": "{%f0,%f1},{%f1,%f2}", "cube": "{%f0,%f1,%f2,%f2},{%f0,%f1,%f2,%f2}",
+             "acube": "{%f0,%f1,%f2,%f2},{%f0,%f1,%f2,%f2}"}
+    d, outs = "{%f10,%f11,%f12,%f13}", ("%f10", "%f13")
+    for (geometry, place), handle in itertools.product(places.items(), ("%l2", "%l6")):
+        # A handle that is a parameter lies in a uniform register.
+        setup = "ld.param.u64 %l6,[p+200]; " if handle == "%l6" else ""
+        for offset, depth, full in itertools.product(("", offsets.get(geometry), fixed.get(geometry)), ("", ",%f1"), ("", "|%p2")):
+            if offset is None or (depth and geometry in ("1d", "3d", "a1d")):
+                continue
+            yield f"{setup}tex.{geometry}.v4.f32.f32 {d}{full},[{handle},{place}]{offset}{depth};", outs
+            for level in ("%f2", "0f00000000", "0f3FC00000"):
+                yield f"{setup}tex.level.{geometry}.v4.f32.f32 {d}{full},[{handle},{place}],{level}{offset}{depth};", outs
+            yield f"{setup}tex.grad.{geometry}.v4.f32.f32 {d}{full},[{handle},{place}],{grads[geometry]}{offset}{depth};", outs
+        for kind in ("s32", "u32"):
+            yield f"{setup}tex.{geometry}.v4.{kind}.f32 {{%r10,%r11,%r12,%r13}},[{handle},{place}];", ("%r10", "%r13")
+        for used in range(1, 16):
+            names = ",".join(f"%f{10 + n}" if used >> n & 1 else "_" for n in range(4))
+            yield f"{setup}tex.{geometry}.v4.f32.f32 {{{names}}},[{handle},{place}];", tuple(
+                f"%f{10 + n}" for n in range(4) if used >> n & 1)
+        if geometry in ("2d", "a2d", "cube", "acube"):
+            for component, offset, depth, full in itertools.product("rgba", ("", offsets.get(geometry), fixed.get(geometry)),
+                                                                    ("", ",%f1"), ("", "|%p2")):
+                if offset is not None:
+                    yield f"{setup}tld4.{component}.{geometry}.v4.f32.f32 {d}{full},[{handle},{place}]{offset}{depth};", outs
+    for geometry, place in (("2dms", "{%r2,%r3}"), ("a2dms", "{%r2,%r3,%r4,%r4}")):
+        for offset in ("", ",{%r3,%r4}"):
+            yield f"tex.{geometry}.v4.f32.s32 {d},[%l2,%r5,{place}]{offset};", outs
+    for geometry, place in (("1d", "{%r2}"), ("2d", "{%r2,%r3}"), ("3d", "{%r2,%r3,%r4,%r4}"), ("a1d", "{%r2,%r3}"),
+                            ("a2d", "{%r2,%r3,%r4,%r4}")):
+        for offset, level in itertools.product(("", offsets[geometry], fixed[geometry]), ("", ",%r5", ",2")):
+            name = "tex.level" if level else "tex"
+            yield f"{name}.{geometry}.v4.f32.s32 {d},[%l2,{place}]{level}{offset};", outs
+        for kind, mode in itertools.product(("b8", "b16", "b32"), ("trap", "clamp", "zero")):
+            name = "r" if kind == "b32" else "h"
+            four = ",".join(f"%{name}{10 + n}" for n in range(4))
+            data = "%r2,%r3,%r4,%r5" if kind == "b32" else "%h0,%h1,%h2,%h0"
+            yield f"suld.b.{geometry}.v4.{kind}.{mode} {{{four}}},[%l2,{place}];", (f"%{name}10", f"%{name}13")
+            yield f"sust.b.{geometry}.v4.{kind}.{mode} [%l2,{place}],{{{data}}};", ()
+            yield f"sust.b.{geometry}.v2.{kind}.{mode} [%l2,{place}],{{{','.join(data.split(',')[:2])}}};", ()
+        for mode in ("trap", "clamp", "zero"):
+            yield f"sust.p.{geometry}.b32.{mode} [%l2,{place}],%r2;", ()
+            yield f"sust.p.{geometry}.v2.b32.{mode} [%l2,{place}],{{%r2,%r3}};", ()
+            for op, kind in (("add", "u32"), ("min", "s32"), ("max", "s32"), ("min", "u32"), ("and", "b32"), ("or", "b32")):
+                yield f"sured.b.{geometry}.{op}.{kind}.{mode} [%l2,{place}],%r2;", ()
+                yield f"sured.p.{geometry}.{op}.{kind}.{mode} [%l2,{place}],%r2;", ()
+
+
+def _small_matrix() -> Iterator[tuple[str, tuple[str, ...]]]:
+    load = "".join(f"ld.global.u32 %r{40 + n},[%l0+{128 + 4 * n}]; ld.global.f32 %f{40 + n},[%l0+{192 + 4 * n}]; "
+                   for n in range(8))
+    for (k, kinds), sat in itertools.product(((16, ("s8", "u8")), (32, ("s4", "u4"))), ("", ".satfinite")):
+        for a, b in itertools.product(kinds, repeat=2):
+            yield (f"{load}mma.sync.aligned.m8n8k{k}.row.col{sat}.s32.{a}.{b}.s32 {{%r40,%r41}},{{%r2}},{{%r3}},{{%r40,%r41}};",
+                   ("%r40", "%r41"))
+    for op in ("xor", "and"):
+        yield (f"{load}mma.sync.aligned.m8n8k128.row.col.s32.b1.b1.s32.{op}.popc {{%r40,%r41}},{{%r2}},{{%r3}},{{%r40,%r41}};",
+               ("%r40", "%r41"))
+    for a, b, d, c in itertools.product(("row", "col"), ("row", "col"), ("f16", "f32"), ("f16", "f32")):
+        into, of = ("{" + ",".join(f"%{'r' if kind == 'f16' else 'f'}{40 + n}" for n in range(4 if kind == "f16" else 8)) + "}"
+                    for kind in (d, c))
+        yield (f"{load}mma.sync.aligned.m8n8k4.{a}.{b}.{d}.f16.f16.{c} {into},{{%r2,%r3}},{{%r4,%r5}},{of};",
+               ("%r40", "%r43") if d == "f16" else ("%f40", "%f47"))
+
+
+def debug_kernels() -> list[str]:
+    """Kernels to compile with :data:`DEBUG`: one per statement, and all fences."""
+    every = itertools.chain(statements(), late_statements(), _half_comparisons(), _missed(), _rare())
+    return [_kernel(f"k{n}", body, outputs) for n, (body, outputs) in enumerate(dict.fromkeys(every))]
+
+
+def _fences() -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Fences that :func:`_barriers` lacks, and what a fence of every scope and order makes of the access behind it."""
+    for order, space in (("acquire", "cluster"), ("release", "cta")):
+        for proxy in ("", ".proxy.async::generic"):
+            yield f"fence{proxy}.{order}.sync_restrict::shared::{space}.cluster;", ()
+    for order, scope in itertools.product(("sc", "acq_rel"), ("cta", "cluster", "gpu", "sys")):
+        yield f"st.global.u32 [%l1],%r2; fence.{order}.{scope}; ld.global.u32 %r10,[%l0+128];", ("%r10",)
+        yield f"st.shared.u32 [%r0],%r2; fence.{order}.{scope}; ld.shared.u32 %r10,[%r0+128];", ("%r10",)
+
+
+def _compile(ptxas: str, arch: str, kernels: Sequence[str], options: Sequence[str], ptx: str, folder: Path,
+             number: int) -> list[Path]:
     source = folder / f"{number}.ptx"
-    source.write_text(f".version {PTX_VERSION}\n.target {arch}\n.address_size 64\n" + "".join(kernels), encoding="utf-8")
+    source.write_text(f".version {ptx}\n.target {arch}\n.address_size 64\n" + "".join(kernels), encoding="utf-8")
     out = folder / f"{number}.cubin"
-    done = subprocess.run([ptxas, f"-arch={arch}", "-O2", str(source), "-o", str(out)], capture_output=True, text=True)
+    done = subprocess.run([ptxas, f"-arch={arch}", *options, str(source), "-o", str(out)], capture_output=True, text=True)
     if done.returncode == 0:
         return [out]
     if len(kernels) == 1:
@@ -971,10 +1111,26 @@ def _compile(ptxas: str, arch: str, kernels: Sequence[str], folder: Path, number
             at += height
         if bad:
             rest = [k for n, k in enumerate(kernels) if n not in bad]
-            return _compile(ptxas, arch, rest, folder, number) if rest else []
+            return _compile(ptxas, arch, rest, options, ptx, folder, number) if rest else []
     half = len(kernels) // 2
-    return (_compile(ptxas, arch, kernels[:half], folder, 2 * number)
-            + _compile(ptxas, arch, kernels[half:], folder, 2 * number + 1))
+    return (_compile(ptxas, arch, kernels[:half], options, ptx, folder, 2 * number)
+            + _compile(ptxas, arch, kernels[half:], options, ptx, folder, 2 * number + 1))
+
+
+def release_of(ptxas: str, arch: str) -> tuple[str, str]:
+    """Release (``12.4``) of a ptxas, and the newest PTX that it and these sources know; "" if it lacks ``arch``."""
+    done = subprocess.run([ptxas, "--version"], capture_output=True, text=True, check=True)
+    found = re.search(r"release ([\d.]+)", done.stdout)
+    if found is None:
+        raise ToolError("ptxas-missing", f"{ptxas} is no ptxas", "give the path of one")
+    with tempfile.TemporaryDirectory(prefix="gwatch-isa-") as name:
+        source = Path(name) / "a.ptx"
+        for version in (PTX_VERSION, *(f"{major}.{minor}" for major in (8, 7) for minor in range(9, -1, -1))):
+            source.write_text(f".version {version}\n.target {arch}\n.address_size 64\n", encoding="utf-8")
+            if not subprocess.run([ptxas, f"-arch={arch}", str(source), "-o", f"{name}/a.cubin"],
+                                  capture_output=True).returncode:
+                return found[1], version
+    return found[1], ""
 
 
 def _ptxas() -> str:
@@ -984,10 +1140,10 @@ def _ptxas() -> str:
     return ptxas
 
 
-def own_inputs(arch: str, kernels: Sequence[str]) -> str:
-    """All that :func:`own_words` depends on: the architecture, ptxas' version, the sources."""
+def own_inputs(arch: str, kernels: Sequence[str], options: Sequence[str] = OPTIMIZED) -> str:
+    """All that :func:`own_words` depends on: the architecture, ptxas' version and options, the sources."""
     done = subprocess.run([_ptxas(), "--version"], capture_output=True, text=True, check=True)
-    return "\n".join((arch, PTX_VERSION, done.stdout, *kernels))
+    return "\n".join((arch, PTX_VERSION, *options, done.stdout, *kernels))
 
 
 def own_kernels(made: Iterable[tuple[str, tuple[str, ...]]], all_uniform: bool = False) -> list[str]:
@@ -1158,16 +1314,22 @@ def _missed() -> Iterator[tuple[str, tuple[str, ...]]]:
         yield f"cvt{rnd}{relu}.ue8m0x2.f32 %h10,0f00000000,%f0;", ("%h10",)
 
 
-def own_words(arch: str, kernels: Sequence[str], workers: int = 1) -> set[int]:
+def groups() -> list[tuple[list[str], tuple[str, ...]]]:
+    """All kernels, and how they are compiled."""
+    optimized = own_kernels(statements()), late_kernels(), last_kernels(), constant_kernels(), rare_kernels()
+    return [*((kernels, OPTIMIZED) for kernels in optimized), (debug_kernels(), DEBUG)]
+
+
+def own_words(arch: str, kernels: Sequence[str], options: Sequence[str] = OPTIMIZED, ptxas: str = "",
+              ptx: str = PTX_VERSION) -> set[int]:
     """Distinct words (control bits included) that ptxas writes for those of the kernels that it accepts."""
-    ptxas = _ptxas()
+    ptxas = ptxas or _ptxas()
+    if tuple(map(int, ptx.split("."))) < _WIDE[1]:
+        kernels = [kernel.replace(_WIDE[0], "") for kernel in kernels]
     words: set[int] = set()
-    with tempfile.TemporaryDirectory(prefix="gwatch-isa-") as name, ThreadPoolExecutor(workers) as pool:
-        folder = Path(name)
-        jobs = [pool.submit(_compile, ptxas, arch, kernels[i:i + BATCH], folder, 1 << 20 | i << 24)
-                for i in range(0, len(kernels), BATCH)]
-        for job in jobs:
-            for path in job.result():
+    with tempfile.TemporaryDirectory(prefix="gwatch-isa-") as name:
+        for i in range(0, len(kernels), BATCH):
+            for path in _compile(ptxas, arch, kernels[i:i + BATCH], options, ptx, Path(name), 1 << 20 | i << 24):
                 words.update(text_words(path))
     return words
 

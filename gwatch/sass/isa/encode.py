@@ -31,6 +31,8 @@ _FIXED = 0xFFF | 1 << KEY_BIT | 0xF << GUARD_SHIFT | CONTROL_MASK
 _STEPS = 4000
 _SAME_MODIFIERS = 2
 """How many of the pools of compiler words that hidden bits are taken from have the line's own modifiers."""
+_SEVERAL, _NOBODY = "several", ""
+"""Whose a compiler word is where not one project's: more than one's; none's, for words that were derived from one."""
 _REMEMBERED = 1 << 16
 _CONSTANT = frozenset({"RZ", "URZ", "PT", "UPT"})
 _REGISTERS = frozenset("RUPQBS")
@@ -122,7 +124,7 @@ class Encoder:
         self._packers: dict[tuple[str, Field], Packer] = {}
         self._names: dict[tuple[int, int], list[tuple[int, int]]] = {}
         self._modifiers: dict[int, int] = {}
-        self._masks: dict[int, list[tuple[int, int]]] = {}
+        self._masks: dict[int, list[tuple[int, int, str]]] = {}
         self._shapes: dict[int, dict[tuple[tuple[str, ...], tuple[str, ...]], list[int]]] = {}
 
     def recipe(self, cut: Cut, relative: bool) -> Recipe:
@@ -251,7 +253,7 @@ class Encoder:
             step = 4 if access.count >= 4 else 2 if access.count > 1 else 1
             place = access.place
             if step > 1 and place.runs:
-                plain = len(place.runs) == 1 and not place.const and not place.runs[0][2]
+                plain = len(place.runs) == 1 and not place.const and not place.add and not place.runs[0][2]
                 yield (step - 1) << place.runs[0][0] if plain else place.mask, place, access.zero, access.count
 
     def _recipe(self, cut: Cut, constant: tuple[bool, ...], relative: bool) -> Recipe:
@@ -499,7 +501,8 @@ class Encoder:
     def _canonical(self, cut: Cut, found: dict[int, Reading]) -> dict[int, Reading]:
         """Of several words for a text that no compiler word has, those whose differing bits are the compilers'.
 
-        Only bits that have one value in all compiler words of the form (with these modifiers, else in general) decide.
+        Only bits that have one value in all compiler words of the form (with these modifiers, else in general) decide,
+        and only if these are of two projects.
         """
         keys = {key_of(word) for word in found}
         key = self.table.key(keys.pop()) if len(keys) == 1 else None
@@ -512,7 +515,7 @@ class Encoder:
             differing |= first ^ word
         for pool in list(self._pools(key, forms[0], cut))[:_SAME_MODIFIERS + 1]:
             values = {row[0] & differing for row in pool}
-            if len(values) == 1:
+            if len(values) == 1 and _shown_twice({project: 1 for *_, project in pool}):
                 value = values.pop()
                 return {w: f for w, f in found.items() if w & differing == value} or found
         return found
@@ -558,25 +561,28 @@ class Encoder:
         return [(mask, bits) for mask, bits in ways if any(w & mask == bits for w in words)] or ways
 
     def _hidden_bits(self, key: Key, form: Form, hidden: int, cut: Cut) -> int:
-        """What compiler words have in the ``hidden`` bits."""
+        """What compiler words of at least two projects have in the ``hidden`` bits."""
         known = 0
         bits = 0
         sensitive = self._modifier_bits(key)
         for number, pool in enumerate(self._pools(key, form, cut)):
             ones = zeros = 0
+            shown: dict[str, int] = {}
             # Bits of modifiers are believed only from words with the very same modifiers.
             trusted = hidden & ~known & ~(sensitive if number >= _SAME_MODIFIERS else 0)
-            for word, determined in pool:
+            for word, determined, project in pool:
                 free = trusted & ~determined
                 ones |= word & free
                 zeros |= ~word & free
+                shown[project] = shown.get(project, 0) | free
             if ones & zeros:
                 clash = [b for b in range(128) if (ones & zeros) >> b & 1]
                 raise EncodeError("encode-ambiguous", f"{'.'.join(cut.opcode)} {cut.skeleton} is in no compiler word, "
                                   f"and similar ones differ in bits {clash} that the text does not show",
                                   "give the whole word")
-            bits |= ones
-            known |= ones | zeros
+            twice = _shown_twice(shown)
+            bits |= ones & twice
+            known |= twice
             if not hidden & ~known:
                 return bits
         open_bits = hidden & ~known
@@ -587,7 +593,7 @@ class Encoder:
                 return bits
         missing = [b for b in range(128) if open_bits >> b & 1]
         raise EncodeError("encode-ambiguous", f"{'.'.join(cut.opcode)} {cut.skeleton} is in no compiler word, and no "
-                          f"similar one shows bits {missing}", "give the whole word")
+                          f"similar ones of two projects show bits {missing}", "give the whole word")
 
     def _modifier_bits(self, key: Key) -> int:
         """Bits that matter to ``key`` and are no operand's (nor an operand's sign or negation) in any of its forms."""
@@ -602,22 +608,22 @@ class Encoder:
             self._modifiers[key.key] = mask
         return mask
 
-    def _pools(self, key: Key, form: Form, cut: Cut) -> Iterator[list[tuple[int, int]]]:
-        """(word, bits it determines) of compiler words: those with the same modifiers (of the form, then of any form of
-        the opcode), then of the form, the opcode, the mnemonic."""
+    def _pools(self, key: Key, form: Form, cut: Cut) -> Iterator[list[tuple[int, int, str]]]:
+        """(word, bits it determines, project) of compiler words: those with the same modifiers (of the form, then of
+        any form of the opcode), then of the form, the opcode, the mnemonic."""
         alike, every = self._determined(key, [form]), self._determined(key, key.forms)
         for pool in (alike, every):
             yield [row for row in pool if key.opcode_text(row[0]) == ".".join(cut.opcode)]
         yield alike
         yield every
-        siblings: list[tuple[int, int]] = []
+        siblings: list[tuple[int, int, str]] = []
         for other in self._keys(key.opcode[0].labels[0].split(".")[0]):
             if other is not key:
                 siblings += self._determined(other, other.forms)
         yield siblings
 
-    def _determined(self, key: Key, forms: list[Form]) -> list[tuple[int, int]]:
-        out = []
+    def _determined(self, key: Key, forms: list[Form]) -> list[tuple[int, int, str]]:
+        out: list[tuple[int, int, str]] = []
         for form in forms:
             rows = self._masks.get(id(form))
             if rows is None:
@@ -631,7 +637,7 @@ class Encoder:
                         mask |= (place.mask if place else 0) | tree.pinned_bits(value.node, word)
                         if value.name is not None:
                             mask |= tree.pinned_bits(value.name.node, word)
-                    rows.append((word, mask))
+                    rows.append((word, mask, _NOBODY if word in form.derived else form.lone.get(word, _SEVERAL)))
                 self._masks[id(form)] = rows
             out += rows
         return out
@@ -730,7 +736,7 @@ def _no_packer(text: str) -> int | None:
 
 def _integer_packer(place: Field) -> Packer:
     put = place.put
-    if len(place.runs) != 1 or place.const:
+    if len(place.runs) != 1 or place.const or place.add:
 
         def general(text: str) -> int | None:
             try:
@@ -785,6 +791,17 @@ def _float_packer(place: Field) -> Packer:
         return known[text]
 
     return pack
+
+
+def _shown_twice(shown: dict[str, int]) -> int:
+    """The bits that words of at least two projects show."""
+    twice = shown.get(_SEVERAL, 0)
+    once = 0
+    for project, bits in shown.items():
+        if project != _NOBODY:
+            twice |= once & bits
+            once |= bits
+    return twice
 
 
 def _assign(choices: list[Choice], opcode: tuple[str, ...]) -> list[int] | None:

@@ -83,7 +83,8 @@ class Value:
         """JSON data."""
         if self.name is not None:
             return {"name": self.name.to_json()}
-        places = [[f.kind, [list(r) for r in f.runs], int(f.signed), f.const] for f in self.fields]
+        places = [[f.kind, [list(r) for r in f.runs], int(f.signed), f.const, *([f.add] if f.add else [])]
+                  for f in self.fields]
         return {"kind": self.kind, "fields": places, "tree": tree.to_json(self.node)}
 
     @classmethod
@@ -91,8 +92,8 @@ class Value:
         """Read what :meth:`to_json` wrote."""
         if "name" in data:
             return cls("N", Choice.from_json(data["name"]))
-        places = [values.Field(kind, tuple((r[0], r[1], r[2]) for r in runs), bool(signed), const)
-                  for kind, runs, signed, const in data["fields"]]
+        places = [values.Field(kind, tuple((r[0], r[1], r[2]) for r in runs), bool(signed), const, *add)
+                  for kind, runs, signed, const, *add in data["fields"]]
         return cls(data["kind"], None, places, tree.from_json(data["tree"]))
 
 
@@ -132,7 +133,8 @@ class Form:
     of the register field that it marks (-1: none). ``rules`` say what each value reads and writes, ``implicit`` lists
     registers that no operand names as [file, register, read, written]; ``proved``: both were checked against
     nvdisasm's life ranges. ``hidden`` are the positions of values that nvdisasm does not print, together with the
-    ``desc[..]`` around them; the skeleton has them.
+    ``desc[..]`` around them; the skeleton has them. ``lone`` names the project of those compiler words whose like no
+    other project writes.
     """
 
     skeleton: str
@@ -146,6 +148,7 @@ class Form:
     proved: bool = False
     hidden: tuple[int, ...] = ()
     derived: frozenset[int] = frozenset()
+    lone: dict[int, str] = field(default_factory=dict)
 
     def marked(self, word: int, bits: int) -> tuple[int, ...]:
         """Positions of the values that operand-cache ``bits`` mark."""
@@ -181,18 +184,26 @@ class Form:
                 "derived": [f"{w:x}" for w in self.shapes if w in self.derived],
                 "probes": [f"{w:x}" for w in self.probes],
                 "effects": [r.to_json() for r in self.rules], "implicit": self.implicit, "proved": int(self.proved)}
-        return {**data, "hidden": list(self.hidden)} if self.hidden else data
+        if self.hidden:
+            data["hidden"] = list(self.hidden)
+        if self.lone:
+            places = {w: n for n, w in enumerate(w for w in self.shapes if w not in self.derived)}
+            data["lone"] = {project: sorted(places[w] for w, of in self.lone.items() if of == project)
+                            for project in sorted(set(self.lone.values()))}
+        return data
 
     @classmethod
     def from_json(cls, data: Any) -> Form:
         """Read what :meth:`to_json` wrote."""
         derived = frozenset(int(w, 16) for w in data.get("derived", ()))
+        compiled = [int(w, 16) for w in data["shapes"]]
         return cls(data["form"], [Choice.from_json(a) for a in data["attach"]],
                    [Value.from_json(v) for v in data["values"]],
-                   sorted({*(int(w, 16) for w in data["shapes"]), *derived}),
+                   sorted({*compiled, *derived}),
                    [int(w, 16) for w in data["probes"]], tuple(data["reuse"]),
                    [Rule.from_json(r) for r in data["effects"]], data["implicit"], bool(data["proved"]),
-                   tuple(data.get("hidden", ())), derived)
+                   tuple(data.get("hidden", ())), derived,
+                   {compiled[n]: project for project, places in data.get("lone", {}).items() for n in places})
 
 
 @dataclass(slots=True)

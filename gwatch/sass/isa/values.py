@@ -17,13 +17,15 @@ _WIDTH = {"f32": 32, "f64h": 32, "f16": 16, "bf16": 16}
 class Field:
     """Where a number sits: ``runs`` of (lowest bit, width, left shift of the value), sign of the whole, inversion.
 
-    ``const`` is XORed in (0 for nearly all fields). ``kind`` is the lexer's letter, or one of FLOATS for decimals.
+    ``const`` is XORed in (0 for nearly all fields). ``add`` is added then: the register behind one that another operand
+    names; a field of all ones stays what it is, RZ. ``kind`` is the lexer's letter, or one of FLOATS for decimals.
     """
 
     kind: str
     runs: tuple[tuple[int, int, int], ...]
     signed: bool = False
     const: int = 0
+    add: int = 0
 
     @property
     def mask(self) -> int:
@@ -46,11 +48,17 @@ class Field:
         value ^= self.const
         if self.signed and value >> self.top - 1 & 1:
             value -= 1 << self.top
-        return value
+        return value + self.add if self.add and value != self.ones else value
+
+    @property
+    def ones(self) -> int:
+        """The number with all bits set."""
+        return (1 << self.top) - 1
 
     def put(self, value: int) -> int:
         """The field's bits for ``value``. Raises EncodeError ``[operand-range]`` when it does not fit exactly."""
-        raw = value & (1 << self.top) - 1 if self.signed else value
+        raw = value & self.ones if self.signed else value
+        raw -= self.add if raw != self.ones else 0
         raw ^= self.const
         bits = 0
         covered = 0

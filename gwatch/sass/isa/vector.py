@@ -102,7 +102,8 @@ class _Growing:
 
 
 _RUNS = 3
-_FIELD: dict[str, type[np.generic]] = {"xor": np.int64, "sign": np.int64, "field_kind": np.uint8}
+_FIELD: dict[str, type[np.generic]] = {"xor": np.int64, "sign": np.int64, "add": np.int64, "ones": np.int64,
+                                       "field_kind": np.uint8}
 _FIELD |= {f"{name}{run}": dtype for run in range(_RUNS)
            for name, dtype in (("low", np.uint8), ("mask", np.uint64), ("shift", np.uint8))}
 _USE: dict[str, type[np.generic]] = {
@@ -275,6 +276,8 @@ class Decoder:
             columns["field_kind"][slot, number] = _index(self.kind_names, place.kind)
             columns["xor"][slot, number] = place.const
             columns["sign"][slot, number] = 1 << place.top - 1 if place.signed else 0
+            if place.add:
+                columns["add"][slot, number], columns["ones"][slot, number] = place.add, place.ones
         for slot, access in enumerate(uses):
             place = access.place
             columns["use_zero"][slot, number] = access.zero
@@ -309,6 +312,8 @@ class Decoder:
         if self.column("sign")[slot].any():
             sign = self.column("sign")[slot][ids]
             number = (number ^ sign) - sign
+        if self.column("add")[slot].any():
+            number += self.column("add")[slot][ids] * (number != self.column("ones")[slot][ids])
         return number
 
     def uses(self, words: Words, ids: Ids) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.bool_]]:
@@ -368,7 +373,7 @@ def _index(names: list[str], name: str) -> int:
 
 def _simple(place: Field) -> bool:
     """Whether the field is one run of bits within one half of the word, or a constant."""
-    return not place.signed and (not place.runs or (
+    return not place.signed and not place.add and (not place.runs or (
         len(place.runs) == 1 and not place.runs[0][2] and not place.runs[0][0] < 64 < place.runs[0][0]
         + place.runs[0][1]))
 
