@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import lru_cache
-
-import numpy as np
 
 from gwatch.cuda.binary import KernelDef, nvinfo
-from gwatch.cuda.binary.nvinfo import Attr, Attribute
-from gwatch.inspect.loops import Loop, find_loops
-from gwatch.inspect.opcodes import Access, access_of, unit_of
+from gwatch.cuda.binary.nvinfo import Attr
+from gwatch.inspect.loops import Loop
+from gwatch.inspect.tally import Tally
 from gwatch.inspect.view import CubinView
 from gwatch.sass.arch import Arch, occupancy
-from gwatch.sass.code import Code
 
 ASSUMED_THREADS = 256
 """Block size that occupancy is given for when nothing states one."""
 _SPILL = 1
 """Kind of an ANNOTATIONS entry that marks a register spill or refill (printed as SpillRefill by nvdisasm)."""
-_MAXREG = re.compile(r"USETMAXREG\.(\w+)\S*\s+(?:\S+, )?(0x[0-9a-f]+)")
-_STACK_SLOT = re.compile(r"\[R1(?:\+-?0x[0-9a-f]+)?\]")
 _BARRIER_SHIFT, _BARRIER_MASK = 20, 0x7F
 
 
@@ -166,15 +158,13 @@ def code_facts(view: CubinView, kernel: KernelDef) -> CodeFacts:
 
     Raises CubinError for damaged code or attributes, ToolError where nvdisasm is needed and missing.
     """
-    code = view.code(kernel)
-    real = code.unpadded
-    counts = np.bincount(code.opcodes[:real])
-    names = code.opcode_names
-    used = dict(sorted((names[number], int(counts[number])) for number in np.flatnonzero(counts).tolist()))
+    tally, place = view.tally
+    section = place[kernel.section_index]
     mix: dict[str, int] = {}
-    memory, tensor, tma = [], [], []
-    for name, count in used.items():
-        unit, access = _known(name)
+    used, memory, tensor, tma = [], [], [], []
+    for opcode, count in tally.opcodes[section]:
+        name, unit, access = opcode.name, opcode.unit, opcode.access
+        used.append((name, count))
         mix[unit] = mix.get(unit, 0) + count
         if access is not None:
             memory.append(MemoryUse(name, access.space, access.action, access.bits, access.modifiers, count))
@@ -182,20 +172,20 @@ def code_facts(view: CubinView, kernel: KernelDef) -> CodeFacts:
             tensor.append((name, count))
         elif unit == "tma":
             tma.append((name, count))
-    spills, exact, local = _spills(view, view.attributes(kernel), code)
+    spills, exact = _spills(view, kernel, tally, section)
     return CodeFacts(
-        instructions=real,
-        register_budgets=_budgets(code),
+        instructions=tally.unpadded[section],
+        register_budgets=tally.budgets[section],
         spills=spills,
         spills_exact=exact,
-        local_accesses=local,
-        opcodes=tuple(used.items()),
+        local_accesses=tally.local[section],
+        opcodes=tuple(used),
         mix=tuple(sorted(mix.items())),
         memory=tuple(memory),
         tensor=tuple(tensor),
         tma=tuple(tma),
-        loops=find_loops(code, indirect_targets(view, kernel)),
-        engine=code.engine,
+        loops=tally.loops[section],
+        engine=tally.code.engine,
     )
 
 
@@ -222,46 +212,19 @@ def _barriers(view: CubinView, kernel: KernelDef) -> int:
     return stated & 0xFF if stated is not None else kernel.section.flags >> _BARRIER_SHIFT & _BARRIER_MASK
 
 
-def _budgets(code: Code) -> tuple[tuple[int, str, int], ...]:
-    """(byte address, DEALLOC or TRY_ALLOC, registers) of every setmaxnreg."""
-    places = code.where("USETMAXREG")
-    out = []
-    for index, text in zip(places.tolist(), code.texts_at(places), strict=True):
-        match = _MAXREG.search(text)
-        if match is not None:
-            out.append((index * code.arch.instruction_size, match[1], int(match[2], 16)))
-    return tuple(out)
-
-
-def _spills(view: CubinView, records: Iterable[Attribute], code: Code) -> tuple[int, bool, int]:
-    """(spill loads and stores, whether the compiler says so, all local loads and stores)."""
-    local = code.where("LDL", "STL")
-    end = len(code) * code.arch.instruction_size  # a copy of the code behind it may be left out
+def _spills(view: CubinView, kernel: KernelDef, tally: Tally, section: int) -> tuple[int, bool]:
+    """(spill loads and stores, whether the compiler says so)."""
+    end = len(view.code(kernel)) * view.arch.instruction_size  # a copy of the code behind it may be left out
     marked = sum(
         1
-        for record in records
+        for record in view.attributes(kernel)
         if record.code == Attr.ANNOTATIONS
         for kind, offset in zip(record.words[::2], record.words[1::2], strict=False)
         if kind == _SPILL and offset < end
     )
-    if marked or view.marks_spills or not len(local):
-        return marked, True, len(local)
-    slots = sum(1 for text in code.texts_at(local) if _STACK_SLOT.search(text))
-    return slots, False, len(local)
-
-
-@lru_cache(maxsize=1 << 13)
-def _known(opcode: str) -> tuple[str, Access | None]:
-    return unit_of(opcode), access_of(opcode)
-
-
-def indirect_targets(view: CubinView, kernel: KernelDef) -> dict[int, tuple[int, ...]]:
-    """Byte address of each indirect branch -> byte addresses of its targets. Raises CubinError."""
-    found = view.attribute(Attr.INDIRECT_BRANCH_TARGETS, kernel)
-    if found is None:
-        return {}
-    end = len(view.code(kernel)) * view.arch.instruction_size
-    return {b.branch: b.targets for b in nvinfo.indirect_branches(found) if b.branch < end}
+    if marked or view.marks_spills or not tally.local[section]:
+        return marked, True
+    return tally.slots[section], False
 
 
 def _occupancy(

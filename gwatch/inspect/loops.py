@@ -8,10 +8,11 @@ shows the loops inside it. Blocks that the compiler moved out of line and that b
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from gwatch.sass.code import JUMPS, Code
 
@@ -51,7 +52,7 @@ class Blocks:
 
 def find_blocks(code: Code, indirect: dict[int, tuple[int, ...]] | None = None) -> Blocks:
     """The basic blocks of one section; ``indirect`` as in :func:`find_loops`."""
-    leaders, following = _blocks(code, code.where(*JUMPS), indirect or {}, code.arch.instruction_size)
+    leaders, following = _blocks(code, [0], _by_index(code, indirect, 0))
     before: list[list[int]] = [[] for _ in following]
     for block, targets in enumerate(following):
         for target in dict.fromkeys(targets):
@@ -66,51 +67,84 @@ def find_loops(code: Code, indirect: dict[int, tuple[int, ...]] | None = None) -
     ``indirect``: byte address of an indirect branch -> byte addresses of its targets (from the attribute
     INDIRECT_BRANCH_TARGETS); an indirect branch without an entry has no successor.
     """
-    size = code.arch.instruction_size
+    return find_all_loops(code, [0], [indirect])[0]
+
+
+def find_all_loops(
+    code: Code, starts: Sequence[int], indirect: Sequence[dict[int, tuple[int, ...]] | None]
+) -> list[tuple[Loop, ...]]:
+    """:func:`find_loops` of several sections that lie one behind the other in ``code``, each from one of ``starts`` on:
+    most kernels are small, and much is paid once only."""
+    tables: dict[int, list[int]] = {}
+    for start, targets in zip(starts, indirect, strict=True):
+        tables |= _by_index(code, targets, start)
     jumps = code.where(*JUMPS)
-    backward = code.targets[jumps] <= code.addresses[jumps]
-    backward &= code.targets[jumps] >= 0
-    endless = (code.targets[jumps] == code.addresses[jumps]) & ~code.guarded[jumps]
-    if not bool(np.any(backward & ~endless)) and not indirect:
-        return ()
-    leaders, following = _blocks(code, jumps, indirect or {}, size)
-    return tuple(sorted(_loops(following, leaders, size), key=lambda loop: (loop.start, loop.depth)))
+    goals, places = code.targets[jumps], code.addresses[jumps]
+    backward = (goals <= places) & (goals >= 0) & ((goals != places) | code.guarded[jumps])
+    if not tables and not bool(backward.any()):
+        return [()] * len(starts)
+    leaders, following = _blocks(code, starts, tables)
+    out: list[list[Loop]] = [[] for _ in starts]
+    for first, latch, level, ranges in _loops(following, leaders):
+        section = bisect_right(starts, first) - 1
+        start, size = starts[section], code.arch.instruction_size
+        mine = tuple((one - start, other - start) for one, other in ranges)
+        out[section].append(Loop((first - start) * size, (latch - start) * size, level, mine))
+    return [tuple(sorted(found, key=lambda loop: (loop.start, loop.depth))) for found in out]
 
 
-def _blocks(
-    code: Code, jumps: npt.NDArray[np.int64], indirect: dict[int, tuple[int, ...]], size: int
-) -> tuple[list[int], list[list[int]]]:
-    """First instruction of each block (and the end), and the blocks that may follow each."""
+def _by_index(
+    code: Code, indirect: dict[int, tuple[int, ...]] | None, start: int
+) -> dict[int, list[int]]:
+    """Indirect branches and their targets as indices into ``code``."""
+    size = code.arch.instruction_size
+    return {
+        start + branch // size: [start + target // size for target in targets]
+        for branch, targets in (indirect or {}).items()
+    }
+
+
+def _blocks(code: Code, starts: Sequence[int], tables: dict[int, list[int]]) -> tuple[list[int], list[list[int]]]:
+    """First instructions of the blocks (and one past the last), and the numbers of the blocks behind each."""
     count = len(code)
-    leaves: dict[int, tuple[list[int], bool]] = {}  # last instruction of a block -> (targets, goes on behind)
-    goals = code.targets[jumps] // size  # -1 // size is -1: a jump to another section
-    for index, goal, goes_on in zip(
-        jumps.tolist(), goals.tolist(), code.conditional[jumps].tolist(), strict=True
-    ):
-        leaves[index] = ([goal] if 0 <= goal < count else [], goes_on)
-    for index in code.where(*_INDIRECT).tolist():
-        leaves[index] = ([t // size for t in indirect.get(index * size, ())], bool(code.guarded[index]))
-    for index in code.where(*ENDS).tolist():
-        leaves[index] = ([], bool(code.guarded[index]))
-    starts = {0, count}
-    for index, (targets, _) in leaves.items():
-        starts.add(index + 1)
-        starts.update(targets)
-    leaders = sorted(start for start in starts if start <= count)
-    number = {start: block for block, start in enumerate(leaders)}
-    following = []
-    for block in range(len(leaders) - 1):
-        targets, goes_on = leaves.get(leaders[block + 1] - 1, ([], True))
-        next_blocks = [number[t] for t in targets if t < count]
-        if goes_on and block + 1 < len(leaders) - 1:
-            next_blocks.append(block + 1)
-        following.append(next_blocks)
-    return leaders, following
+    jumps, ends, branches = code.where(*JUMPS), code.where(*ENDS), code.where(*_INDIRECT)
+    edges = np.array([*starts, count], np.int64)
+    section = np.searchsorted(edges, jumps, "right") - 1
+    goals = code.targets[jumps] // code.arch.instruction_size  # -1 // size is -1: a jump to another section
+    inside = (goals >= 0) & (goals < (edges[1:] - edges[:-1])[section])
+    goals = (goals + edges[section])[inside]
+    cases = [[case for case in tables.get(index, ()) if 0 <= case < count] for index in branches.tolist()]
+    extra = np.array([case for found in cases for case in found], np.int64)
+    first = np.sort(np.concatenate((edges, jumps + 1, goals, ends + 1, branches + 1, extra)))
+    leaders = first[np.concatenate((np.ones(1, np.bool_), first[1:] != first[:-1]))]
+    goes_on = np.ones(len(leaders), np.bool_)
+    goes_on[np.searchsorted(leaders, edges) - 1] = False  # a section's last block, and what would be behind them all
+    for last, stays in ((jumps, code.conditional), (ends, code.guarded), (branches, code.guarded)):
+        goes_on[np.searchsorted(leaders, last, "right") - 1] &= stays[last]
+    following: list[list[int]] = [[] for _ in range(len(leaders) - 1)]
+    sources = (np.searchsorted(leaders, jumps[inside], "right") - 1).tolist()
+    for block, goal in zip(sources, np.searchsorted(leaders, goals).tolist(), strict=True):
+        following[block].append(goal)
+    for index, found in zip(branches.tolist(), cases, strict=True):
+        block = int(np.searchsorted(leaders, index, "right")) - 1
+        following[block] += np.searchsorted(leaders, found).tolist()
+    for block in np.flatnonzero(goes_on).tolist():
+        following[block].append(block + 1)
+    return leaders.tolist(), following
 
 
-def _loops(following: list[list[int]], leaders: list[int], size: int) -> list[Loop]:
-    found: list[Loop] = []
-    work = [(list(range(len(following))), 1)]
+def _loops(
+    following: list[list[int]], leaders: list[int]
+) -> Iterator[tuple[int, int, int, list[tuple[int, int]]]]:
+    """Header, latch, depth and body of every loop, in instruction indices."""
+    heads = bytearray(len(following))  # blocks that something behind them jumps back to: every cycle has one
+    reach = bytearray(len(following))  # blocks between such a jump and its goal: every cycle stays among them
+    for block, targets in enumerate(following):
+        for target in targets:
+            if target <= block:
+                heads[target] = 1
+                reach[target : block + 1] = b"\1" * (block + 1 - target)
+    work = [([block for block, inside in enumerate(reach) if inside], 1)]
     while work:
         inside, level = work.pop()
         for part in _components(inside, following):
@@ -124,60 +158,65 @@ def _loops(following: list[list[int]], leaders: list[int], size: int) -> list[Lo
                     ranges[-1] = (ranges[-1][0], last)
                 else:
                     ranges.append((first, last))
-            latch = (leaders[latches[-1] + 1] - 1) * size
             if len(part) > 1 or ranges[0][0] != ranges[0][1]:  # an endless trap behind EXIT is no loop
-                found.append(Loop(leaders[header] * size, latch, level, tuple(ranges)))
-            if len(part) > 1:
+                yield leaders[header], leaders[latches[-1] + 1] - 1, level, ranges
+            if any(heads[block] for block in part[1:]):
                 work.append((part[1:], level + 1))
-    return found
 
 
 def _components(blocks: list[int], following: list[list[int]]) -> list[list[int]]:
-    """Strongly connected components with a cycle of the graph cut down to ``blocks`` (Tarjan, without recursion)."""
-    count = len(following)
-    inside = bytearray(count)
+    """Strongly connected components with a cycle of the graph cut down to ``blocks``, which ascend (Tarjan, without
+    recursion)."""
+    if not blocks:
+        return []
+    base = blocks[0]
+    count = blocks[-1] + 1 - base
+    order = [-1] * count  # -1: not among them; 0: not met yet
     for block in blocks:
-        inside[block] = 1
-    order = [0] * count  # 0: not met yet
+        order[block - base] = 0
     low = [0] * count
     waiting = bytearray(count)
     stack: list[int] = []
     out: list[list[int]] = []
     met = 0
     for root in blocks:
-        if order[root]:
+        if order[root - base]:
             continue
         met += 1
-        order[root] = low[root] = met
+        order[root - base] = low[root - base] = met
         stack.append(root)
-        waiting[root] = 1
+        waiting[root - base] = 1
         work = [(root, iter(following[root]))]
         while work:
             node, successors = work[-1]
+            at = node - base
             for successor in successors:
-                if not order[successor]:
-                    if inside[successor]:
-                        met += 1
-                        order[successor] = low[successor] = met
-                        stack.append(successor)
-                        waiting[successor] = 1
-                        work.append((successor, iter(following[successor])))
-                        break
-                elif waiting[successor] and order[successor] < low[node]:
-                    low[node] = order[successor]
+                place = successor - base
+                if not 0 <= place < count:
+                    continue
+                known = order[place]
+                if not known:
+                    met += 1
+                    order[place] = low[place] = met
+                    stack.append(successor)
+                    waiting[place] = 1
+                    work.append((successor, iter(following[successor])))
+                    break
+                if waiting[place] and known < low[at]:
+                    low[at] = known
             else:
                 work.pop()
-                reach = low[node]
-                if work and reach < low[work[-1][0]]:
-                    low[work[-1][0]] = reach
-                if reach == order[node]:
-                    at = len(stack) - 1
-                    while stack[at] != node:
-                        at -= 1
-                    part = stack[at:]
-                    del stack[at:]
+                reach = low[at]
+                if work and reach < low[work[-1][0] - base]:
+                    low[work[-1][0] - base] = reach
+                if reach == order[at]:
+                    end = len(stack) - 1
+                    while stack[end] != node:
+                        end -= 1
+                    part = stack[end:]
+                    del stack[end:]
                     for member in part:
-                        waiting[member] = 0
+                        waiting[member - base] = 0
                     if len(part) > 1 or node in following[node]:
                         out.append(part)
     return out

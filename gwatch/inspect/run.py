@@ -59,10 +59,12 @@ class Request:
         return not self.kernels or any(re.search(self.kernels, n) for n in {name, demangle(name)})
 
 
-def examine(image: Image, request: Request, described: TritonKernels | None) -> ImageReport:
-    """Everything asked for about one cubin. Damage and unknown architectures become its ``problem``; where only
-    nvdisasm is missing to read the code, the rest of the facts is still there."""
-    digest = hashlib.sha256(image.data).hexdigest()
+def examine(
+    image: Image, request: Request, described: TritonKernels | None, digest: str = ""
+) -> ImageReport:
+    """Everything asked for about one cubin, whose ``digest`` may be known. Damage and unknown architectures become its
+    ``problem``; where only nvdisasm is missing to read the code, the rest of the facts is still there."""
+    digest = digest or hashlib.sha256(image.data).hexdigest()
     report = ImageReport(image.path, image.kind, digest, len(image.data), image.symbol)
     try:
         try:
@@ -263,13 +265,13 @@ def inspect(
             if extract is not None and len(same) == 1:
                 report.extracted.append(_extract(extract, item, digest))
         if executor is None:
-            task.report = examine(item, asked, near)
+            task.report = examine(item, asked, near, digest)
             task.finish(finished)
             continue
         while waiting and (len(waiting) >= 2 * workers or in_flight + len(item.data) > IN_FLIGHT_BYTES):
             in_flight -= waiting[0].size
             waiting.popleft().finish(finished)
-        task.report, task.future = None, executor.submit(examine, item, asked, near)
+        task.report, task.future = None, executor.submit(examine, item, asked, near, digest)
         if task not in waiting:
             waiting.append(task)
             in_flight += task.size

@@ -15,7 +15,6 @@ from gwatch.cuda.binary import KernelDef, nvinfo
 from gwatch.cuda.binary.nvinfo import Attr
 from gwatch.inspect.causes import Cause, Place, Surroundings, explain
 from gwatch.inspect.demangle import demangle
-from gwatch.inspect.facts import indirect_targets
 from gwatch.inspect.linear import Form, Kind
 from gwatch.inspect.loops import find_blocks
 from gwatch.inspect.opcodes import access_of
@@ -112,7 +111,7 @@ def vectorization(
     Raises CubinError for damaged attributes or line tables.
     """
     code = view.code(kernel)
-    blocks = find_blocks(code, indirect_targets(view, kernel))
+    blocks = find_blocks(code, view.indirect_targets(kernel))
     seen, sums = trace(code, blocks, WANTED, description is not None)
     places = _Places(view, kernel, description, sums)
     found = [place for place in map(places.of, seen) if place is not None]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +14,9 @@ from gwatch.cuda.binary.elf import STT_OBJECT
 from gwatch.cuda.binary.nvinfo import Attr, Attribute
 from gwatch.sass.arch import Arch
 from gwatch.sass.code import Code, code_of
+
+if TYPE_CHECKING:
+    from gwatch.inspect.tally import Tally
 
 _BANK = re.compile(r"\.nv\.constant([0-9]+)\.")
 FIRST_TO_MARK = (12, 8)
@@ -136,6 +140,27 @@ class CubinView:
             parts[index] = self.whole.part(start, start + len(words))
             start += len(words)
         return parts
+
+    def indirect_targets(self, kernel: KernelDef) -> dict[int, tuple[int, ...]]:
+        """Byte address of each indirect branch -> byte addresses of its targets. Raises CubinError."""
+        found = self.attribute(Attr.INDIRECT_BRANCH_TARGETS, kernel)
+        if found is None:
+            return {}
+        end = len(self._words[kernel.section_index]) * self.arch.instruction_size
+        return {b.branch: b.targets for b in nvinfo.indirect_branches(found) if b.branch < end}
+
+    @cached_property
+    def tally(self) -> tuple[Tally, dict[int, int]]:
+        """Counts over all sections, and the place of each section in them. Raises CubinError, ToolError."""
+        from gwatch.inspect.tally import Tally
+
+        sections = {kernel.section_index: kernel for kernel in self.kernels}
+        starts, start = [], 0
+        for words in self._words.values():
+            starts.append(start)
+            start += len(words)
+        indirect = [self.indirect_targets(sections[index]) for index in self._words]
+        return Tally(self.whole, starts, indirect), {index: place for place, index in enumerate(self._words)}
 
     def code(self, kernel: KernelDef) -> Code:
         """The words of the kernel's section."""
