@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from gwatch.sass.isa import Isa
 
 _FILES_READ_LATE = ("R", "UR")
+_TIMED_FILES = ("R", "UR", "P", "UP")
 _MATRIX_READ = 16
 
 
@@ -41,6 +42,7 @@ class RewriteChecker:
         self.waits = Waits(self.view)
         self.inserted = rewrite.inserted[: rewrite.count]
         self.new = np.flatnonzero(self.inserted).tolist()
+        self.stalls: list[int] = np.maximum(self.view.control["stall"], 1).tolist()
         self.reports: list[Report] = []
         self.reads = 0
 
@@ -151,44 +153,47 @@ class RewriteChecker:
         over finished results of the kernel's.
         """
         consumer = self.view.facts(index)
-        best: dict[tuple[int, Key, bool], int] = {}
+        if use.file not in _TIMED_FILES:
+            return
+        masks = self.view.masks(use.file)
+        best: dict[tuple[int, int, bool], int] = {}
         stack = [
-            (before, self.view.stall(before), key, False)
+            (before, self.stalls[before], number, False)
             for before in self.cfg.predecessors(index)
-            for key in use.registers()
+            for number in range(use.first, use.first + use.count)
         ]
         while stack:
-            at, distance, key, called = stack.pop()
-            if distance >= FAR or best.get((at, key, called), FAR) <= distance:
+            at, distance, number, called = stack.pop()
+            if distance >= FAR or best.get((at, number, called), FAR) <= distance:
                 continue
-            best[at, key, called] = distance
-            facts = self.view.facts(at)
+            best[at, number, called] = distance
             called = called or self.cfg.leaves[at]
             young = not called or bool(self.inserted[at])
-            written = [item for item in facts.writes() if item.file == key[0] and item.covers(key[1])]
-            slow = young and use.write and facts.mnemonic.endswith("MMA") and distance < _MATRIX_READ
-            if slow and any(item.file == key[0] and item.covers(key[1]) for item in facts.reads()):
+            facts = self.view.facts(at)
+            touched = (masks.reads[at] | masks.writes[at]) >> number & 1
+            mine = [item for item in facts.uses if item.file == use.file and item.covers(number)] if touched else []
+            slow = young and use.write and distance < _MATRIX_READ and facts.mnemonic.endswith("MMA")
+            if slow and any(not item.write for item in mine):
                 self._report(index, "overwrite", f"{consumer.text} overwrites what {facts.text} may still read")
-            if written and young and timed(self.view, at):
+            if young and any(item.write for item in mine) and timed(self.view, at):
                 name = latency_class(consumer.opcode)
                 producer = latency_class(facts.opcode)
                 needed = (
-                    self.latency.overwrite(producer, key[0], name)
+                    self.latency.overwrite(producer, use.file, name)
                     if use.write
-                    else self.latency.distance(producer, key[0], name, use.role)
+                    else self.latency.distance(producer, use.file, name, use.role)
                 )
                 if distance < needed:
                     self._report(
                         index,
                         "overwrite" if use.write else "too-early",
                         f"{consumer.text} issues {distance} cycles after {facts.text} (new instruction {at}); "
-                        f"{key[0]}{key[1]} needs {needed}",
+                        f"{use.file}{number} needs {needed}",
                     )
-            if written and facts.guard == ALWAYS:
-                continue
-            stack.extend(
-                (before, distance + self.view.stall(before), key, called) for before in self.cfg.predecessors(at)
-            )
+            if not masks.kills[at] >> number & 1:
+                stack.extend(
+                    (before, distance + self.stalls[before], number, called) for before in self.cfg.predecessors(at)
+                )
 
     def _kernel_value(self, index: int, use: Use) -> None:
         facts = self.view.facts(index)
