@@ -129,9 +129,7 @@ class SiteMap:
         _check_types(result, _MAP_TYPES)
         if result.clock not in CLOCKS or any(s.site_id != i for i, s in enumerate(result.sites)):
             raise TraceError("site-map", "the site map is damaged: unknown clock or unordered sites")
-        alone = {site.site_id for site in result.recorded}
-        if any(site.shared_with not in alone for site in result.sites if site.shared_with is not None):
-            raise TraceError("site-map", "the site map is damaged: a site shares the record of none")
+        _check_sharing(result, data)
         return result
 
     @classmethod
@@ -142,6 +140,22 @@ class SiteMap:
         except (ValueError, RecursionError) as error:
             raise TraceError("site-map", f"the site map is not JSON: {error}") from None
         return cls.from_json(parsed)
+
+
+def _check_sharing(found: SiteMap, data: dict[str, Any]) -> None:
+    """Refuse shared records that no plan makes: of none, of sites that differ, or in a map of the version before."""
+    alone = {site.site_id: site for site in found.recorded}
+    if any(("shared_with" in site) != (data["version"] > 1) for site in data["sites"]):
+        raise TraceError("site-map", "the site map is damaged: what sites share is not of its version")
+    for site in found.sites:
+        if site.shared_with is None:
+            continue
+        other = alone.get(site.shared_with)
+        if other is None or other.warp_level != site.warp_level or {site.value, other.value} != {"none"}:
+            raise TraceError(
+                "site-map",
+                f"the site map is damaged: site {site.site_id} can't share the record of {site.shared_with}",
+            )
 
 
 _SITE_TYPES: dict[str, tuple[type, ...]] = {

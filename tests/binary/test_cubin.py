@@ -119,7 +119,12 @@ def test_parameters() -> None:
     assert kernel.list_param_sizes == [8, 4] and kernel.list_param_sizes_reversed == [4, 8]
     assert kernel.list_param_offsets == [0, 8] and kernel.list_param_offsets_reversed == [8, 0]
     assert kernel.param_base == 0x160
-    assert kernel.max_threads is None
+    assert kernel.max_threads is None and kernel.cluster_dim is None
+
+
+def test_cluster_dimensions_that_the_code_fixes() -> None:
+    cubin = Cubin.from_file(DATA.parents[1] / "scopes/data/hgmma_matmul.cubin")  # __cluster_dims__(2)
+    assert cubin.get_kerneldef_by_name("hgmma_matmul").cluster_dim == (2, 1, 1)
 
 
 def test_launch_bounds_of_a_real_kernel(corpus_sm90: list[Path]) -> None:

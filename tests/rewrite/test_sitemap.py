@@ -34,15 +34,21 @@ def test_maps_with_shared_records_say_so() -> None:
     """A reader that doesn't know them must not take the map; one without them stays as it was."""
     assert example().to_json()["version"] == 1 and "shared_with" not in example().to_json()["sites"][0]
     first, second = example().sites
-    sharing = replace(example(), sites=(replace(first, value="none", shared_with=1), second))
+    sharing = replace(example(), sites=(replace(first, value="none", warp_level=True, shared_with=1), second))
     assert sharing.to_json()["version"] == 2 and sharing.recorded == (second,)
     assert SiteMap.from_bytes(sharing.to_bytes()) == sharing
     assert [site.get("shared_with") for site in sharing.described()] == [1, None]
-    for wrong in (0, 2, -1, "1", True):
+    changes: list[dict[str, Any]] = [{"shared_with": wrong} for wrong in (0, 2, -1, "1", True)]
+    for change in (*changes, {"warp_level": False}, {"value": "smid"}):
         data = sharing.to_json()
-        data["sites"][0]["shared_with"] = wrong
+        data["sites"][0].update(change)
         with pytest.raises(TraceError, match=r"^\[site-map\]"):
             SiteMap.from_json(data)
+    data = sharing.to_json()
+    del data["sites"][1]["shared_with"]
+    for damaged in (data, {**sharing.to_json(), "version": 1}):
+        with pytest.raises(TraceError, match=r"^\[site-map\] .* not of its version"):
+            SiteMap.from_json(damaged)
 
 
 @pytest.mark.parametrize(

@@ -133,10 +133,12 @@ def test_snapshots_read_whole_allocations_once_and_respect_the_limit() -> None:
 def decoded(visits: np.ndarray, smid: list[int]) -> Any:
     headers = np.zeros(visits.shape[:2], HEADER_DTYPE)
     headers["smid"] = np.array(smid)[:, None]
-    return SimpleNamespace(visits=visits, headers=headers, records=np.zeros(0, [("warp_level", "?")]))
+    records = np.zeros(0, [("warp_level", "?")])
+    return SimpleNamespace(visits=2 * visits, written=visits, headers=headers, records=records)
 
 
 def test_cost_is_extra_cycles_over_the_records_made_in_a_row() -> None:
+    """Records as the kernel writes them, each of them shared by two sites here."""
     fmt = RingFormat(RecordKind.NARROW, 32)
     layout = RingLayout(fmt, (4, 1, 1), (64, 1, 1), 4)
     visits = np.full((4, 2, 32), 100, np.int64)

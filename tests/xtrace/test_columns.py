@@ -12,6 +12,7 @@ from ringsim import Clocks, Writer, site, site_map
 from test_decode import SHARING, run_random
 
 from gwatch.cuda.xtrace.columns import Columns, ring_columns
+from gwatch.cuda.xtrace.decode import decode_ring
 from gwatch.errors import TraceError
 from gwatch.rewrite.ring import HEADER_DTYPE, Keep, RecordKind, RingFormat, RingLayout
 
@@ -116,3 +117,18 @@ def test_a_record_out_of_place_is_refused() -> None:
     np.frombuffer(writer.data, np.uint32)[1] |= 0x80
     with pytest.raises(TraceError, match=r"\[ring-corrupt\] a record names site"):
         ring_columns(bytes(writer.data), layout, smap, 1e6)
+
+
+def test_a_record_of_a_site_that_leaves_none_is_no_record() -> None:
+    """Site 0 shares the record of site 1: whatever names it was not written by this map's kernel."""
+    fmt = RingFormat(RecordKind.NARROW, 8)
+    smap = site_map("gpu", fmt, [site(0, shared=1), site(1), site(2)])
+    layout = RingLayout(fmt, (1, 1, 1), (32, 1, 1), 1)
+    for visits in ((0, 1, 2), (0,) * 8, (0, 1) * 20):
+        writer = Writer(layout, smap, Clocks())
+        writer.enter(0, 0, 0, 0.0)
+        for turn, number in enumerate(visits):
+            writer.visit(0, range(32), number, 100.0 + 64 * turn)
+        for read in (ring_columns, decode_ring):
+            with pytest.raises(TraceError, match=r"^\[ring-corrupt\] .* site 0, which leaves none"):
+                read(bytes(writer.data), layout, smap, 1e6)

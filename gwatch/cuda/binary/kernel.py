@@ -271,6 +271,21 @@ class KernelDef:
             )
         return count
 
+    @cached_property
+    def cluster_dim(self) -> tuple[int, int, int] | None:
+        """Blocks of a cluster as (x, y, z) where the code fixes them (``__cluster_dims__``), else None: then the launch
+        says."""
+        attribute = nvinfo.first(self.attributes, Attr.CTA_PER_CLUSTER)
+        if (
+            attribute is None
+            or attribute.format != 4
+            or len(attribute.words) != 3
+            or not all(attribute.words)
+        ):
+            return None
+        x, y, z = attribute.words
+        return x, y, z
+
     @property
     def max_threads(self) -> tuple[int, int, int] | None:
         """Launch bounds (REQNTID, else MAX_THREADS) as x, y, z; None when the kernel states none."""

@@ -37,14 +37,15 @@ class Decoded:
     ``records``: (n,) RECORD_DTYPE, ordered by CTA slot and warp; inside a warp the thread-level records by
     lane and sequence, then the warp-level ones by time. ``visits`` and ``dropped``: (cta_slots,
     warps_per_cta, 32) int64 records made and lost per lane; a record that several sites share is one of each, but
-    counts once where it is lost. ``headers``: (cta_slots, warps_per_cta)
-    HEADER_DTYPE. ``clock``: the anchor fit, else None. ``unit``: "ns" or "cycles". ``warnings``: ``[code]
-    text`` lines about what could not be proved.
+    counts once where it is lost. ``written``: the same shape, what the kernel wrote of them. ``headers``:
+    (cta_slots, warps_per_cta) HEADER_DTYPE. ``clock``: the anchor fit, else None. ``unit``: "ns" or "cycles".
+    ``warnings``: ``[code] text`` lines about what could not be proved.
     """
 
     records: npt.NDArray[np.void]
     visits: npt.NDArray[np.int64]
     dropped: npt.NDArray[np.int64]
+    written: npt.NDArray[np.int64]
     headers: npt.NDArray[np.void]
     clock: AnchorReport | None
     unit: str
@@ -89,7 +90,7 @@ def decode_ring(
                 "the SM clock is taken as steady between them"
             )
     shape = (layout.cta_slots, layout.warps_per_cta, LANES)
-    visits = decoder.visits.reshape(shape)
+    visits = written = decoder.visits.reshape(shape)
     dropped = np.maximum(visits - layout.format.depth, 0)
     shared = SharedRecords(site_map)
     if shared.any:
@@ -101,6 +102,7 @@ def decode_ring(
         records=records,
         visits=visits,
         dropped=dropped,
+        written=written,
         headers=headers.reshape(shape[:2]),
         clock=report,
         unit="cycles" if site_map.clock == "sm" else "ns",

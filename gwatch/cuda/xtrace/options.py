@@ -46,7 +46,9 @@ def check_tier(tier: str, others: Mapping[str, Any]) -> None:
         raise TraceError("tier-unknown", f"instrumentation_tier {tier!r} is neither 'sass' nor 'ptx'")
     for name, given in others.items():
         if given is not None:
-            raise UnsupportedError("argument-unsupported", f"gwatch has no use for {name}", f"leave {name} out")
+            raise UnsupportedError(
+                "argument-unsupported", f"gwatch has no use for {name}", f"leave {name} out"
+            )
 
 
 def scope_depth(counts: Mapping[tuple[str, str], int] | None) -> int | None:
@@ -85,7 +87,9 @@ def check_choices(
 def depth(records: int | None) -> int:
     """Ring depth asked for; None and 0 mean the default of 32. Raises TraceError ``[option-range]``."""
     if records is not None and (isinstance(records, bool) or not isinstance(records, int | np.integer)):
-        raise TraceError("option-range", f"sass_per_thread_records is {records!r}", "give a whole number of records")
+        raise TraceError(
+            "option-range", f"sass_per_thread_records is {records!r}", "give a whole number of records"
+        )
     if records is not None and records < 0:
         raise TraceError("option-range", f"sass_per_thread_records is {records}, at least 1 is needed")
     return int(records or DEFAULT_DEPTH)

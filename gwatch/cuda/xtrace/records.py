@@ -69,8 +69,18 @@ class SharedRecords:
         self._members = np.array([site for group in groups for site in group], np.int64)
 
     def sites(self, sites: npt.NDArray[Any]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """(place of the record that each copy comes from, site of each copy), in the order of ``sites``."""
+        """(place of the record that each copy comes from, site of each copy), in the order of ``sites``.
+
+        Raises TraceError ``ring-corrupt`` for a site whose record is another's.
+        """
         copies = self.copies[sites]
+        if not copies.all():
+            number = int(sites[np.argmin(copies)])
+            raise TraceError(
+                "ring-corrupt",
+                f"a record names site {number}, which leaves none of its own",
+                "wrong site map?",
+            )
         source = np.repeat(np.arange(len(sites)), copies)
         nth = np.arange(len(source)) - (np.cumsum(copies) - copies)[source]
         return source, self._members[self._first[sites[source]] + nth]

@@ -122,11 +122,12 @@ def _static_shared(driver: Driver, slot: Slot) -> int:
 
 def _launch(seen: PassFacts, slot: Slot, index: int, target: Target) -> dict[str, Any]:
     launch = seen.launches[index]
+    cluster = launch.cluster or target.kernel.cluster_dim
     return {
         "api": launch.api,
         "grid": list(launch.grid),
         "block": list(launch.block),
-        "cluster": None if launch.cluster is None else list(launch.cluster),
+        "cluster": None if cluster is None else list(cluster),
         "shared_bytes": launch.shared_bytes,
         "stream": launch.stream,
         "device": slot.seen.device,
@@ -145,9 +146,7 @@ def _cost(decoded: Decoded, slot: Slot, resident: int, slower: Slowdown | None, 
     return cost_per_record(decoded, slot.ring.layout, resident, extra, slower.noise * slower.plain_ns, ghz)
 
 
-def _warnings(
-    decoded: Decoded, slot: Slot, seen: PassFacts, request: Request, target: Target
-) -> list[str]:
+def _warnings(decoded: Decoded, slot: Slot, seen: PassFacts, request: Request, target: Target) -> list[str]:
     assert slot.ring is not None
     layout = slot.ring.layout
     notes = list(decoded.warnings)

@@ -175,15 +175,15 @@ def cost_per_record(
     """Extra SM cycles per record of one warp: the launch's extra time over the records made one after
     another.
 
-    Warps resident together record side by side, so the number of records in a row is that of the busiest SM
-    divided by the warps it holds at once. None when CTAs were sampled, nothing was recorded, or the extra
-    time does not stand out of the noise.
+    A record that several sites share is one. Warps resident together record side by side, so the number of records in
+    a row is that of the busiest SM divided by the warps it holds at once. None when CTAs were sampled, nothing was
+    recorded, or the extra time does not stand out of the noise.
     """
-    if layout.sampled or extra_ns <= noise_ns or not decoded.visits.any():
+    if layout.sampled or extra_ns <= noise_ns or not decoded.written.any():
         return None
-    per_warp = decoded.visits.max(axis=2)
+    per_warp = decoded.written.max(axis=2)
     if len(decoded.records) and decoded.records["warp_level"].all():
-        per_warp = decoded.visits.sum(axis=2)  # the elected lane differs from visit to visit
+        per_warp = decoded.written.sum(axis=2)  # the elected lane differs from visit to visit
     smid = decoded.headers["smid"].reshape(-1).astype(np.int64)
     total = np.bincount(smid, weights=per_warp.reshape(-1).astype(np.float64))
     warps = np.bincount(smid)

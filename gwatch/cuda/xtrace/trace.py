@@ -104,7 +104,9 @@ def do_trace(
     ToolError when driver or CUPTI are missing or held; TraceError ``[no-records]``, ``[launch-changed]`` and
     others; and whatever ``fn`` raises. Hooks and records are off again in every case.
     """
-    options.check_tier(instrumentation_tier, {"ptx_site_pass": ptx_site_pass, "profile_context": profile_context})
+    options.check_tier(
+        instrumentation_tier, {"ptx_site_pass": ptx_site_pass, "profile_context": profile_context}
+    )
     if instrumentation_tier == "ptx":
         check_ptx_arguments(sass_trace_sites, sass_excluded_registers)
     kept = options.check_choices(
