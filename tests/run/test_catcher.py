@@ -100,6 +100,7 @@ def test_threads_push_while_another_takes() -> None:
 
 KEEPS_THE_LOCK = """
 import ctypes, mmap, struct, sys
+sys.setswitchinterval(1000)  # between two lines this thread would hand the lock over, where the machine is busy
 sys.path.insert(0, sys.argv[1])
 from test_catcher import held, made
 from gwatch.cuda import cupti
