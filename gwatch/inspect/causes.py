@@ -351,7 +351,8 @@ class _Group:
         """A run of places that starts at a constant that no access wider than ``least`` bytes can."""
         run = self._run(place)
         for width in WIDTHS:
-            if least < width <= _together(run) and 1 << self._zeros(place) >= width and self._level(run) == 0:
+            wide = least < width <= _together(run) and run[0].offset % width
+            if wide and 1 << self._zeros(place) >= width and self._level(run) == 0:
                 return self._offset(run[0])
         return None
 
@@ -378,6 +379,8 @@ class _Group:
         run = self._run(place)
         if any(other.bytes >= FULL_BYTES for other in run):
             return Cause("tail", self._name, "the rest of a row beside 16-byte accesses of the same address")
+        if _together(run) > FULL_BYTES and any(other in self._bodies for other in run):
+            return Cause("tail", self._name, f"the rest of a row of {_together(run)} bytes")
         if varying and any(not self._alike(place, other) for other in self.wide):
             return Cause("tail", self._name, "the rest beside 16-byte accesses of the same argument")
         if self._is_gathered(place):

@@ -30,6 +30,7 @@ _UNIFORM = re.compile(r"\[UR([0-9]+)(?:\.64)?(?:\+(-?0x[0-9a-f]+))?\]")
 _GUARD = re.compile(r"@(!?)(U?P)([0-9])")
 WANTED = frozenset({"LDG", "STG", "LD", "ST", "LDGSTS"})
 FULL_BITS = 128
+WORD_BYTES = 4
 GUESSED = "*"
 """Type of an argument of 8 bytes of which nothing is known: a pointer, unless something is multiplied with it."""
 
@@ -162,7 +163,7 @@ class _Places:
         base = bank.words[1] & 0xFFFF if bank is not None and len(bank.words) == 2 else 0
         self.parameters = nvinfo.parameters(records)
         self.arguments = _arguments(kernel.name, [p.size for p in self.parameters], description)
-        count = len(self.arguments)
+        self.count = count = len(self.arguments)
         self.structures = [
             (base + p.offset, p.size, p.ordinal) for p in self.parameters if p.size > 8 and p.ordinal < count
         ]
@@ -265,8 +266,13 @@ class _Places:
 
     def numbers(self, constants: frozenset[int]) -> tuple[int, ...]:
         """Ordinals of the non-pointer arguments at these bank offsets."""
-        found = {self.ordinal[c] for c in constants if c in self.ordinal}
-        return tuple(sorted(n for n in found if n < len(self.arguments) and not self.arguments[n].is_pointer))
+        found = set()
+        for constant in constants:
+            ordinal = self.ordinal.get(constant)
+            if ordinal is not None and ordinal < self.count:
+                inside = self._inside(constant)
+                found.add(ordinal if inside is None else self._named(*inside, f"{WORD_BYTES} bytes"))
+        return tuple(sorted(number for number in found if not self.arguments[number].is_pointer))
 
     def _base(self, address: Value) -> int | None:
         """Ordinal of the pointer that the address is counted from; None when there is none, or more than one."""
@@ -279,18 +285,23 @@ class _Places:
     def _member(self, address: Value) -> int | None:
         """Index of a pointer inside a structure passed by value, made an argument of its own ("argument 0+0x18"); None
         unless exactly one 8-byte member is counted from."""
-        places = set()
-        for constant in address.base:
-            for start, size, ordinal in self.structures:
-                if start <= constant < start + size:
-                    places.add((ordinal, (constant - start) // 8 * 8))
-        if len(places) != 1:
-            return None
-        ordinal, offset = places.pop()
+        found = [inside for constant in address.base if (inside := self._inside(constant)) is not None]
+        places = {(ordinal, offset // 8 * 8) for ordinal, offset in found}
+        return self._named(*places.pop(), GUESSED) if len(places) == 1 else None
+
+    def _inside(self, constant: int) -> tuple[int, int] | None:
+        """Which structure passed by value lies at an offset of the constant bank, and how far inside it that is."""
+        for start, size, ordinal in self.structures:
+            if start <= constant < start + size:
+                return ordinal, constant - start
+        return None
+
+    def _named(self, ordinal: int, offset: int, kind: str) -> int:
+        """Index of a structure's member as an argument of its own."""
         name = f"{self.arguments[ordinal].name}+{offset:#x}"
         known = [index for index, argument in enumerate(self.arguments) if argument.name == name]
         if not known:
-            self.arguments.append(Argument(name, GUESSED, None))
+            self.arguments.append(Argument(name, kind, None))
         return known[0] if known else len(self.arguments) - 1
 
 
