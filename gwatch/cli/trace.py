@@ -64,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--passes",
         type=int,
         metavar="N",
-        help="plain and traced replays of --verify, which it implies (default 5, or fewer in 3 s)",
+        help="plain and traced replays of --verify, which it implies (default 15, or fewer in 3 s)",
     )
     add(
         "--timeout", type=float, metavar="S", help="report a traced launch that has not ended after S seconds"

@@ -26,7 +26,7 @@ def test_verified_launches_are_timed_too(program: Any) -> None:
     traced = program("softmax.py", trace=["--kernel", "softmax", "--verify"])
     assert traced.code == 0 and "outputs     identical" in traced.out, traced.err
     (run,) = traced.runs()
-    assert run.evidence["slowdown"]["passes"] == 5 and 0.5 < run.evidence["slowdown"]["median"] < 5
+    assert run.evidence["slowdown"]["passes"] == 15 and 0.5 < run.evidence["slowdown"]["median"] < 5
     assert "not measured" not in traced.out and re.search(r"slowdown    \d\.\d{3} \(", traced.out)
     assert "slowdown not measured" not in run.verdict.as_dict()["line"]
 

@@ -26,6 +26,18 @@ def test_slowdown_of_five_pairs() -> None:
     assert (found.plain_ns, found.traced_ns) == (100, 150)
 
 
+def test_one_pass_out_of_step_is_no_noise_among_fifteen() -> None:
+    """Of 14 ratios of neighbours the third smallest and the third largest count, of 15 pairs the fourth."""
+    plain = [100.0] * 15
+    plain[7] = 200.0
+    found = slowdown(plain, [101.0] * 14 + [300.0])
+    assert found is not None and found.noise == 0.0
+    assert (found.median, found.low, found.high) == (1.01, 1.01, 1.01)
+    assert found.confidence == pytest.approx(1 - 2 * (1 + 15 + 105 + 455) / 2**15)
+    few = slowdown(plain[6:9], [100.0] * 3)
+    assert few is not None and few.noise == 1.0
+
+
 def test_with_more_passes_the_extremes_are_left_out() -> None:
     plain = [100.0] * 12
     traced = [100.0 + i for i in range(12)]

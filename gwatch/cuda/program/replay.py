@@ -22,8 +22,10 @@ from gwatch.cuda.xtrace.prepare import Target, variables
 from gwatch.cuda.xtrace.timing import LaunchTimer
 
 LIMIT = 1 << 30
-PASSES = 5
+PASSES = 15
 """Plain and traced replays by turns, after a plain one that warms up."""
+SPIN_NS = 300_000
+"""A replay's launch is made in Python, and follows a wait for the device."""
 BUDGET_SECONDS = 3.0
 """No further turn is begun after this time; saving and restoring much memory takes long."""
 # Kernels that wait for a peer GPU (or for another launch) never end when they are run alone.

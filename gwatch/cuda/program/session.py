@@ -28,7 +28,7 @@ from gwatch.cuda.program.callers import Caller, Callers, origin_of, profiling, u
 from gwatch.cuda.program.launches import KernelRow, Shape
 from gwatch.cuda.program.options import ProgramOptions
 from gwatch.cuda.program.prepared import Prepared, prepare
-from gwatch.cuda.program.replay import replay
+from gwatch.cuda.program.replay import SPIN_NS, replay
 from gwatch.cuda.program.selection import Selector
 from gwatch.cuda.program.stopwatch import Pair, Stopwatch
 from gwatch.cuda.xtrace.outputs import Verdict
@@ -323,7 +323,7 @@ class ProgramSession:
 
     def _timer(self, driver: Driver) -> LaunchTimer:
         if self._replay_timer is None:
-            self._replay_timer = LaunchTimer(driver)
+            self._replay_timer = LaunchTimer(driver, SPIN_NS)
         return self._replay_timer
 
     def _watch_over(self) -> None:

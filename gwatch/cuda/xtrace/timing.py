@@ -17,7 +17,8 @@ from statistics import median
 from gwatch.cuda.driver import Driver
 from gwatch.errors import GWatchError
 
-_SPIN_NS = 40_000
+SPIN_NS = 100_000
+"""How long the kernel in front spins: longer than Python takes to enqueue a launch and an event."""
 _SPIN_PTX = b"""
 .version 6.4
 .target sm_70
@@ -43,11 +44,11 @@ again:
 class LaunchTimer:
     """Event pairs around launches, in the contexts they run in. ``before`` and ``after`` only enqueue."""
 
-    def __init__(self, driver: Driver) -> None:
+    def __init__(self, driver: Driver, spin_ns: int = SPIN_NS) -> None:
         self._driver = driver
         self._free: dict[int, list[tuple[int, int]]] = {}
         self._spin: int | None = None
-        self._value = ctypes.c_uint32(_SPIN_NS)
+        self._value = ctypes.c_uint32(spin_ns)
         self._parameters = (ctypes.c_void_p * 1)(ctypes.addressof(self._value))
 
     def prepare(self, context: int, pairs: int) -> None:
@@ -103,8 +104,8 @@ class Slowdown:
     """Traced over plain time of one launch.
 
     ``median``: of the ratios of neighbouring plain and traced passes. ``low``, ``high``: an interval for
-    it at ``confidence`` (order statistics; the extremes for few passes). ``noise``: the largest deviation
-    from 1 of the ratio of two neighbouring plain passes, the same measurement with nothing changed (A/A).
+    it at ``confidence`` (order statistics; the extremes for few passes). ``noise``: how far from 1 such an interval
+    reaches for the ratios of neighbouring plain passes, the same measurement with nothing changed (A/A).
     """
 
     median: float
@@ -126,21 +127,27 @@ def slowdown(plain: list[float], traced: list[float]) -> Slowdown | None:
     if not plain or len(plain) != len(traced) or min(plain) <= 0:
         return None
     ratios = sorted(t / p for p, t in zip(plain, traced, strict=True))
-    count = len(ratios)
-    # The interval from the k-th smallest to the k-th largest covers the median with 1 - 2 sum_{i<k}
-    # C(n,i)/2^n.
-    rank, missed = 0, 2.0 / 2**count
-    while rank + 1 < count // 2 and missed + 2.0 * comb(count, rank + 1) / 2**count <= 0.05:
-        rank += 1
-        missed += 2.0 * comb(count, rank) / 2**count
-    noise = max((abs(b / a - 1.0) for a, b in pairwise(plain)), default=0.0)
+    same = sorted(b / a for a, b in pairwise(plain))
+    rank, missed = _rank(len(ratios))
+    edge = _rank(len(same))[0]
+    noise = max(abs(same[edge] - 1.0), abs(same[-1 - edge] - 1.0)) if same else 0.0
     return Slowdown(
         median(ratios),
         ratios[rank],
-        ratios[count - 1 - rank],
+        ratios[-1 - rank],
         max(0.0, 1.0 - missed),
         noise,
         median(plain),
         median(traced),
-        count,
+        len(ratios),
     )
+
+
+def _rank(count: int) -> tuple[int, float]:
+    """(k, how likely the median lies outside the interval from the k-th smallest to the k-th largest of ``count``), k
+    from 0 and as large as 5 % allow: 2 sum_{i<=k} C(n,i)/2^n."""
+    rank, missed = 0, 2.0 / 2**count
+    while rank + 1 < count // 2 and missed + 2.0 * comb(count, rank + 1) / 2**count <= 0.05:
+        rank += 1
+        missed += 2.0 * comb(count, rank) / 2**count
+    return rank, missed
