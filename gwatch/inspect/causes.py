@@ -420,12 +420,12 @@ class _Group:
         for part, numbers in runtime:
             if part.iterates:
                 return self._strided(numbers[0], "elements of successive iterations")
-        apart = self._apart_by(place, beside)
+        offsets = {other.offset for other in self._neighbours(place) if other.block == place.block}
+        apart = self._apart_by(place, sorted(offsets))
         if apart:
-            count = 1 + len({other.offset for other in beside if other.form.terms == place.form.terms} - {place.offset})
             return Cause(
                 "stride", self._name,
-                f"the thread's {count} places there are {apart:#x} bytes apart, each {self._unit(total)} bytes",
+                f"the thread's {len(offsets)} places there are {apart:#x} bytes apart, each {self._unit(total)} bytes",
             )  # fmt: skip
         steps = [self._step(atom, factor) for atom, factor in self._regular(place, threads=True)]
         rounds = [self._step(atom, factor) for atom, factor in self._regular(place, threads=False)]
@@ -451,15 +451,20 @@ class _Group:
             )  # fmt: skip
         return None
 
-    def _apart_by(self, place: Place, beside: list[Place]) -> int:
+    def _apart_by(self, place: Place, offsets: list[int]) -> int:
         """The least distance between the thread's places at a constant distance, 0 for no others."""
-        offsets = sorted({o.offset for o in beside if o.form.terms == place.form.terms} | {place.offset})
         gaps = [second - first for first, second in itertools.pairwise(offsets)]
         starts = [gap for gap in gaps if gap > place.bytes] if len(self._run(place)) > 1 else gaps
         return min(starts, default=0)
 
     def _small(self, place: Place, run: list[Place]) -> Cause:
         total = _together(run)
+        behind = (other for other in self.members if self.around.order.on_one_way(place, other))
+        if any(self._is_unrelated(place, other) for other in behind):
+            return Cause(
+                "unknown", self._name,
+                f"a thread has only {self._unit(total)} bytes in a row there, but its other places may be anywhere",
+            )  # fmt: skip
         parts = list(self._parts(place))
         steps = [self._step(atom, factor) for atom, factor in self._regular(place, threads=True)]
         if not parts or steps or not any(part.kind in (Kind.OTHER, Kind.LOADED) for part, _ in parts):
@@ -471,6 +476,11 @@ class _Group:
                     "dtype", self._name, f"a thread has only {self._unit(total)} bytes in a row there{shared}"
                 )
         return Cause("unknown", self._name, "neither arguments nor address arithmetic show why")
+
+    def _is_unrelated(self, place: Place, other: Place) -> bool:
+        """Whether nothing is known of the distance between two places: they may be neighbours."""
+        apart = (other.form - place.form).terms
+        return any(self.around.sums.atoms[atom].kind in (Kind.OTHER, Kind.LOADED) for atom, _ in apart)
 
     # Parts of an address
 

@@ -95,24 +95,29 @@ class Order:
         if one.block == other.block:
             return True
         first, second = sorted((one.block, other.block))
-        return first in self._dominators[second] and second in self._postdominators[first]
+        return self._dominators.over(first, second) and self._postdominators.over(second, first)
+
+    def on_one_way(self, one: Place, other: Place) -> bool:
+        """Whether a thread comes to the later of two accesses by way of the earlier one's block only."""
+        first, second = sorted((one.block, other.block))
+        return self._dominators.over(first, second)
 
     @cached_property
-    def _dominators(self) -> _Sets:
-        return _Sets(self.blocks.before, self.blocks.after, [0])
+    def _dominators(self) -> _Tree:
+        return _Tree(self.blocks.before, self.blocks.after, [0])
 
     @cached_property
-    def _postdominators(self) -> _Sets:
+    def _postdominators(self) -> _Tree:
         leaving = set(self.code.where(*ENDS).tolist())  # with a guard, some threads end there and others go on
         ends = [
             block for block, after in enumerate(self.blocks.after)
             if not after or self.blocks.ranges[block][1] - 1 in leaving
         ]  # fmt: skip
-        return _Sets(self.blocks.after, self.blocks.before, ends)
+        return _Tree(self.blocks.after, self.blocks.before, ends)
 
 
-class _Sets:
-    """Dominators of each block, from the ``roots`` on; asked for as chains of immediate ones."""
+class _Tree:
+    """Which blocks every way from the ``roots`` to a block leads over (Cooper, Harvey and Kennedy's algorithm)."""
 
     def __init__(
         self, before: Sequence[Sequence[int]], after: Sequence[Sequence[int]], roots: Sequence[int]
@@ -133,6 +138,7 @@ class _Sets:
                 if found is not None and self.parent.get(block) != found:
                     self.parent[block] = found
                     changed = True
+        self.span = self._spans()
 
     def _postorder(self, after: Sequence[Sequence[int]], roots: Sequence[int]) -> list[int]:
         order: list[int] = []
@@ -158,10 +164,28 @@ class _Sets:
                 other = self.parent[other]
         return one
 
-    def __getitem__(self, block: int) -> set[int]:
-        """The blocks that dominate ``block``, itself included."""
-        found = {block}
-        while block in self.parent and self.parent[block] not in found:
-            block = self.parent[block]
-            found.add(block)
-        return found
+    def over(self, block: int, other: int) -> bool:
+        """Whether every way to ``other`` leads over ``block``, or ends there."""
+        if block == other:
+            return True
+        if block not in self.span or other not in self.span:
+            return False
+        return self.span[block][0] <= self.span[other][0] < self.span[block][1]
+
+    def _spans(self) -> dict[int, tuple[int, int]]:
+        """First number, and one past the last, of each block and what is below it in the tree."""
+        below: dict[int, list[int]] = {}
+        for block, parent in self.parent.items():
+            if block != parent:
+                below.setdefault(parent, []).append(block)
+        first: dict[int, int] = {}
+        spans = {}
+        work = [self.root]
+        while work:
+            block = work.pop()
+            if block < 0:  # all below it has its number
+                spans[~block] = first[~block], len(first)
+                continue
+            first[block] = len(first)
+            work += [~block, *below.get(block, ())]
+        return spans
