@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from gwatch.common.format import File, Section_IntraKernelTrace
 from gwatch.common.format.findings import findings
 from gwatch.common.format.iterations import slack_table
 from gwatch.common.format.run import run_of
-from gwatch.common.format.select import keep_time
+from gwatch.common.format.select import keep_time, select_rows
 from gwatch.common.format.waits import wait_scopes, waiting_shares
 
 
@@ -136,6 +137,72 @@ def test_the_role_that_waits_least_sets_the_pace():
     found = findings(run_of(result, regions, {"load": "Copy", "math": "Math", "mbarrier wait 0": "Math"}))
     (long,) = [f for f in found if f.code == "long-wait"]
     assert (long.evidence["role"], long.evidence["pace"]) == ("Math", "Copy") and "sets the pace" in long.text
+
+
+HOPPER = Path(__file__).resolve().parents[2] / "examples/cuda/trace/hopper_product_h200.gwatch"
+
+
+def lives_and_waits(run, enter, leave, low=-1 << 62, high=1 << 62):
+    """Per row, from the records alone: (first to last record of a region, time from ``enter`` to ``leave``), within a
+    window."""
+    trace, found = run.trace, {}
+    sites = {site for region in run.regions for site in (region.enter, region.leave)}
+    for row in range(len(trace.rows)):
+        of = trace.row == row
+        mine = [(int(t), int(s)) for t, s in zip(trace.time[of], trace.site[of], strict=True) if int(s) in sites]
+        begin = next(t for t, s in mine if s == enter)
+        end = next(t for t, s in mine if s == leave)
+        first, last = max(mine[0][0], low), min(mine[-1][0], high)
+        found[row] = last - first, max(0, min(end, high) - max(begin, low))
+    return found
+
+
+def test_a_wait_of_several_roles_is_told_for_each():
+    run = File.load(HOPPER).runs[0]
+    (region,) = [r for r in run.regions if r.label == "cluster wait 1"]
+    truth = lives_and_waits(run, region.enter, region.leave)
+    warp = run.trace.rows.warp
+    groups = {"MMA consumer 0": warp >= 4, "TMA producer": warp == 0, "": (warp > 0) & (warp < 4)}
+    found = {w["role"]: w for w in wait_scopes(run) if w["scope"] == "cluster wait 1"}
+    assert set(found) == set(groups)
+    for name, rows in groups.items():
+        life, waited = np.sum([truth[row] for row in np.flatnonzero(rows)], axis=0)
+        entry = found[name]
+        assert (entry["total"], entry["rows"], entry["role_rows"]) == (waited, rows.sum(), rows.sum())
+        assert entry["share"] == entry["role_share"] == pytest.approx(waited / life)
+        assert entry["idle"] == (name == "") and rows[entry["longest_row"]]
+    assert [round(found[name]["share"], 4) for name in groups] == [0.0136, 0.411, 0.9692]
+    waits = [f for f in findings(run) if f.code == "long-wait"]
+    assert [(f.evidence["role"], f.evidence["scope"]) for f in waits] == [
+        ("TMA producer", "cluster wait 1"), ("TMA producer", "mbarrier wait 1")]
+    assert not [f for f in findings(run) if f.code == "spread"], "two roles in one scope are no spread"
+    assert waits[0].text.startswith("TMA producer spends 41% of its life at cluster wait 1")
+    assert "b4 w0" in waits[0].text
+
+
+def test_idle_warps_are_no_finding_and_shares_are_of_the_window():
+    run = File.load(HOPPER).runs[0]
+    part = keep_time(select_rows(run, block="8"), run.zero + 3333, run.zero + 7111)
+    (region,) = [r for r in run.regions if r.label == "cluster wait 1"]
+    truth = lives_and_waits(select_rows(run, block="8"), region.enter, region.leave, *part.window)
+    found = [w for w in wait_scopes(part) if w["scope"] == "cluster wait 1"]
+    assert [(w["role"], w["idle"], w["rows"], w["role_rows"]) for w in found] == [("", True, 3, 3)]
+    assert found[0]["total"] == sum(truth[row][1] for row in (1, 2, 3)) == 3 * (7111 - 3333)
+    assert not [f for f in findings(part) if f.evidence.get("scope") == "cluster wait 1"]
+    for w in wait_scopes(part):
+        assert 0 <= w["share"] <= 1 and 0 <= w["role_share"] <= 1
+
+
+def test_a_wait_of_some_rows_says_of_how_many():
+    result = looped(80, 100)
+    records = result["records"]
+    # In warps 2 and 3 of each block the loop's first half is no wait: their records become another region's.
+    some = (records["warp"] % 4 >= 2) & (records["site"] < 2)
+    records["site"][some] += 4
+    run = run_of(result, [*WAITED[:2], (4, 5, "copy")])
+    (found,) = [f for f in findings(run) if f.code == "long-wait"]
+    assert found.text.startswith("each of 32 of the 64 rows spends 4")
+    assert found.weight == pytest.approx(found.evidence["share"] / 2, abs=0.01)
 
 
 def test_recorded_waits_are_listed_with_role_line_and_worst_case(tmp_path, capsys):

@@ -203,7 +203,8 @@ def test_damaged_records_are_refused_with_their_place(change, tmp_path):
 
 
 @pytest.mark.parametrize(("name", "value"), [
-    ("slowdown", {}), ("slowdown", {"median": "1"}), ("registers", {"before": 3}), ("occupancy", [1, 2]),
+    ("slowdown", {}), ("slowdown", {"median": "1"}), ("slowdown", {"median": 1.0, "high": "2"}),
+    ("slowdown", {"median": 1.0, "passes": "5"}), ("registers", {"before": 3}), ("occupancy", [1, 2]),
     ("dropped", -1), ("dropped", "none"), ("sites", [{"site_id": "x"}]), ("sites", [3]), ("warnings", "w"),
     ("outputs", 5), ("clock", {"pairs": 1}), ("scope_roles", [1]), ("site_regions", {"a": 1}), ("launch", 1),
     ("site_regions", [[0]]), ("grid_dim", ["x"]), ("block_dim", [0]), ("cost_per_record", "12")])

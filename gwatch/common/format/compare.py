@@ -109,7 +109,7 @@ def _waits(run: Run) -> dict[tuple[str, ...], tuple[float, int]]:
         key = (w["role"], other)
         share, median = found.get(key, (0.0, w["p50"]))
         found[key] = share + w["share"], median
-    return found | {(w["role"], w["scope"]): (w["share"], w["p50"]) for w in wait_scopes(run)}
+    return found | {(w["role"], w["scope"]): (w["share"], w["p50"]) for w in wait_scopes(run) if not w["idle"]}
 
 
 def _both(before: dict[tuple[str, ...], tuple[float, int]],

@@ -22,6 +22,9 @@ from gwatch.common.format.waits import (
     Dependence,
     dependences,
     find_waits,
+    idle_rows,
+    lives,
+    ran_by,
     scope_places,
     wait_scopes,
     waiting_shares,
@@ -99,11 +102,11 @@ def _turns(one: Finding, other: Finding) -> Finding:
 
 
 def _long_waits(run: Run) -> Iterator[Finding]:
-    """Scopes that are waits, and who waits least beside them."""
+    """Scopes that are waits, and who waits least beside them. Idle rows wait for the end, which is no news."""
     shares = waiting_shares(run)
     for w in wait_scopes(run):
         share, name = w["share"], w["role"]
-        if share < WAIT_SHARE:
+        if share < WAIT_SHARE or w["idle"]:
             continue
         others = {other: part for other, part in shares.items() if other != name}
         pace = min(others, key=lambda other: others[other], default="")
@@ -111,17 +114,26 @@ def _long_waits(run: Run) -> Iterator[Finding]:
         if pace and others[pace] < share / 2:
             tail = f"; {pace}, which waits {others[pace]:.0%}, sets the pace"
         yield Finding(
-            "long-wait", f"{name or 'every row'} spends {share:.0%} of its life at {w['scope']}"
+            "long-wait", f"{_waiting_rows(run, w)} spends {share:.0%} of its life at {w['scope']}"
             f"{' (' + w['line'] + ')' if w['line'] else ''}{tail}; longest {duration(w['longest'], run.unit)} at "
-            f"{locator(run.trace.rows, w['longest_row'])}", share,
-            {"scope": w["scope"], "role": name, "share": share, "line": w["line"], "pace": pace if tail else None})
+            f"{locator(run.trace.rows, w['longest_row'])}", w["role_share"],
+            {"scope": w["scope"], "role": name, "share": share, "rows": w["rows"], "role_rows": w["role_rows"],
+             "line": w["line"], "pace": pace if tail else None})
+
+
+def _waiting_rows(run: Run, wait: Mapping[str, Any]) -> str:
+    """Whose life a wait's share is of; where it is not that of every row of a role, of how many."""
+    rows, peers, name = wait["rows"], wait["role_rows"], wait["role"]
+    if rows == peers and (name or peers == len(run.per_row)):
+        return name or "every row"
+    of = f" of {name}" if name else " without a role" if run.row_roles[0] else ""
+    return f"each of {rows} of the {peers} rows{of}"
 
 
 def _serial(run: Run) -> Iterator[Finding]:
     """What comes once, before or after a loop, and takes long: nothing hides it."""
-    iv, per_row = run.intervals, run.per_row
-    life_of = np.zeros(len(run.trace.rows), np.int64)
-    life_of[per_row[:, 0]] = per_row[:, 3]
+    iv = run.intervals
+    life_of = lives(run)
     counts = {k: np.bincount(iv.row[run.scope == k], minlength=len(life_of)) for k in range(len(run.labels))}
     counts = {k: count for k, count in counts.items() if count.any()}
     loops = [k for k, count in counts.items() if np.median(count[count > 0]) >= LEAST]
@@ -132,7 +144,7 @@ def _serial(run: Run) -> Iterator[Finding]:
             continue
         mine = np.flatnonzero(run.scope == k)
         length = (iv.end - iv.start)[mine]
-        share = float(length.sum()) / max(int(life_of[rows].sum()), 1)
+        share = float(run.inside[mine].sum()) / max(int(life_of[rows].sum()), 1)
         if share < SERIAL_SHARE or _encloses(run, mine, np.isin(run.scope, beside)):
             continue
         median = tables.percentile(np.sort(length), 0.5)
@@ -190,8 +202,9 @@ def _slow_blocks(run: Run) -> Iterator[Finding]:
     blocks, index = np.unique(rows.block[iv.row], return_inverse=True)
     index = index.reshape(-1)
     low, high = np.full(len(blocks), np.iinfo(np.int64).max), np.full(len(blocks), np.iinfo(np.int64).min)
-    np.minimum.at(low, index, iv.start)
-    np.maximum.at(high, index, iv.end)
+    first, last = run.window or (int(iv.start.min()), int(iv.end.max()))
+    np.minimum.at(low, index, np.maximum(iv.start, first))
+    np.maximum.at(high, index, np.minimum(iv.end, last))
     found = _outlier(high - low, SLOW_BLOCK)
     if found is None:
         return
@@ -259,14 +272,22 @@ def _with_tail(run: Run, slow: Finding, tail: list[Finding]) -> Finding:
 
 
 def _spread(run: Run) -> Iterator[Finding]:
-    stats = run.analysis["scope_stats"]
-    total = sum(s["total"] for s in stats)
-    for s in stats:
-        if s["count"] >= MIN_GROUP and s["p50"] > 0 and s["p95"] >= SPREAD * s["p50"] and (
-                s["total"] >= SPREAD_WEIGHT * total):
-            yield Finding("spread", f"{s['scope_label']} varies: one run in twenty takes "
-                          f"{duration(s['p95'], run.unit)} or more, {s['p95'] / s['p50']:.1f} times the median",
-                          s["total"] / total / 2, {"scope": s["scope_label"], "p50": s["p50"], "p95": s["p95"]})
+    """Scopes that take much longer at times, within one role: what two roles do in a scope may well differ."""
+    iv, (names, role), idle = run.intervals, run.row_roles, idle_rows(run)
+    length, total = iv.end - iv.start, max(int(run.inside.sum()), 1)
+    kind = run.scope.astype(np.int64) * (len(names) + 1) + role[iv.row] + 1
+    kind[idle[iv.row]] = -1
+    for k in np.unique(kind[kind >= 0]).tolist():
+        mine = np.flatnonzero(kind == k)
+        ordered, weight = np.sort(length[mine]), int(run.inside[mine].sum()) / total
+        p50, p95 = tables.percentile(ordered, 0.5), tables.percentile(ordered, 0.95)
+        if len(mine) < MIN_GROUP or p50 <= 0 or p95 < SPREAD * p50 or weight < SPREAD_WEIGHT:
+            continue
+        label, name = run.labels[k // (len(names) + 1)], names[k % (len(names) + 1) - 1] if k % (len(names) + 1) else ""
+        given = name if name and len(ran_by(run, label)) > 1 else ""
+        yield Finding("spread", f"{label}{' of ' + given if given else ''} varies: one run in twenty takes "
+                      f"{duration(p95, run.unit)} or more, {p95 / p50:.1f} times the median", weight / 2,
+                      {"scope": label, "role": name, "p50": p50, "p95": p95})
 
 
 def _resolution(run: Run) -> Iterator[Finding]:

@@ -22,7 +22,7 @@ from gwatch.common.format.run import Run, plain
 from gwatch.common.format.text import code_order, duration, locator, since, source_line
 from gwatch.common.format.views import between, cost_notes, instruction_of
 from gwatch.common.format.views_more import MAX_FINDINGS, MAX_WAITS
-from gwatch.common.format.waits import wait_scopes, wait_table
+from gwatch.common.format.waits import ran_by, wait_scopes, wait_table, who_waits
 
 if TYPE_CHECKING:
     from gwatch.common.format.file import File, Section
@@ -223,7 +223,8 @@ def _scopes(run: Run, a: Mapping[str, Any]) -> str:
     if not stats:
         return ""
     keys = ("min", "p50", "mean", "p95", "max", "total")
-    rows = [(s["scope_label"], run.roles.get(s["scope_label"], ""), f"{s['count']:,}",
+    rows = [(s["scope_label"], ", ".join(name or "no role" for name in ran_by(run, s["scope_label"]))
+             if run.roles else "", f"{s['count']:,}",
              *(duration(s[k], run.unit) for k in keys)) for s in stats]
     table = _table(["scope", "role", "count", *keys], rows, (0, 1))
     return _card("Per-scope stats (by total time)", table, "wide")
@@ -322,9 +323,8 @@ def _wait_scopes(run: Run) -> str:
     found = wait_scopes(run)
     if not found:
         return ""
-    rows = [(w["scope"], w["role"], w["line"], f"{w['count']:,}", duration(w["total"], run.unit), f"{w['share']:.1%}",
-             duration(w["p50"], run.unit), duration(w["p95"], run.unit),
-             _longest(run, w))
+    rows = [(w["scope"], who_waits(w), w["line"], f"{w['count']:,}", duration(w["total"], run.unit),
+             f"{w['share']:.1%}", duration(w["p50"], run.unit), duration(w["p95"], run.unit), _longest(run, w))
             for w in found[:MAX_WAITS]]
     head = ["wait", "role", "source", "count", "total", "of its life", "p50", "p95", "longest"]
     return _card("Waits that were recorded", _table(head, rows, (0, 1, 2, 8)), "wide")

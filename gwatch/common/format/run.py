@@ -5,7 +5,7 @@ taken.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gwatch.common.format import analysis as tables
-from gwatch.common.format.losses import I32
+from gwatch.common.format.losses import I32, I64
 from gwatch.common.format.records import Geometry, Trace, from_records, from_rows, rebase_per_sm, triple
 from gwatch.common.format.regions import Intervals, PairCounts, Region, pair, parse_regions
 from gwatch.common.format.scopes import from_scopes, is_scope_shape
@@ -119,15 +119,39 @@ class Run:
         return tables.scope_of(self.intervals, self.regions, self.labels)
 
     @cached_property
+    def whole(self) -> tuple[Intervals, I32]:
+        """Intervals of any time, whatever the window, and their scope ids."""
+        whole = self._whole[0]
+        return whole, self.scope if self.window is None else tables.scope_of(whole, self.regions, self.labels)
+
+    @cached_property
+    def extent(self) -> tuple[int, int]:
+        """(first, last) time that the run tells of: of its records, and in its window."""
+        low, high = self.time_range
+        return (low, high) if self.window is None else (max(low, self.window[0]), min(high, self.window[1]))
+
+    @cached_property
+    def inside(self) -> I64:
+        """Of each interval, the time that lies in the window."""
+        start, end = self.intervals.start, self.intervals.end
+        if self.window is None:
+            return end - start
+        low, high = self.window
+        return np.minimum(end, high) - np.maximum(start, low)
+
+    @cached_property
     def cover(self) -> tables.Coverage:
-        return tables.coverage(self.intervals)
+        """Stretches that intervals cover, in the window."""
+        cover = tables.coverage(self.intervals)
+        if self.window is None:
+            return cover
+        low, high = self.window
+        return replace(cover, start=np.maximum(cover.start, low), end=np.minimum(cover.end, high))
 
     @cached_property
     def row_roles(self) -> tuple[list[str], I32]:
         """(role names, per row the index of its role; -1 without any). A row keeps its role in every window of time."""
-        whole = self._whole[0]
-        scope = self.scope if self.window is None else tables.scope_of(whole, self.regions, self.labels)
-        return tables.row_roles(whole, scope, self.labels, self.roles, len(self.trace.rows))
+        return tables.row_roles(*self.whole, self.labels, self.roles, len(self.trace.rows))
 
     @property
     def cluster_dim(self) -> tuple[int, int, int] | None:

@@ -19,8 +19,9 @@ def _before_after(value: Any) -> bool:
 
 
 def _slowdown(value: Any) -> bool:
-    return isinstance(value, Mapping) and _number(value.get("median")) and (
-        value.get("noise") is None or _number(value["noise"]))
+    return isinstance(value, Mapping) and _number(value.get("median")) and all(
+        value.get(key) is None or _number(value[key]) for key in ("low", "high", "noise")) and isinstance(
+        value.get("passes", 0), int | None)
 
 
 def _clock(value: Any) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 from gwatch.common.format import analysis as tables
 from gwatch.common.format.run import Run, plain
 from gwatch.common.format.text import Style, clip, duration, locator, since, source_line, table
-from gwatch.common.format.waits import scope_places
+from gwatch.common.format.waits import ran_by, scope_places
 
 MAX_REASONS = 4
 MAX_WARNINGS = 2
@@ -156,12 +156,17 @@ def scope_table(run: Run, style: Style, limit: int | None = None) -> list[str]:
     if not stats:
         return []
     body = [(clip(s["scope_label"], 32), s["count"], *(duration(s[k], run.unit) for k in
-             ("min", "p50", "mean", "p95", "max", "total")), clip(run.roles.get(s["scope_label"], ""), 20))
+             ("min", "p50", "mean", "p95", "max", "total")), _role_of(run, s["scope_label"]))
             for s in stats]
     head = ["scope_label", "count", "min", "p50", "mean", "p95", "max", "total", "role"]
     if not run.roles:
         head, body = head[:-1], [row[:-1] for row in body]
     return _titled("Per-scope stats (by total time)", table(head, body, (0, 8)) + more, style)
+
+
+def _role_of(run: Run, label: str) -> str:
+    names = ran_by(run, label) if run.roles else []
+    return clip(names[0], 20) if len(names) == 1 else f"{len(names)} (--roles)" if names else ""
 
 
 def pipeline_view(run: Run, style: Style) -> list[str]:

@@ -13,7 +13,7 @@ from gwatch.common.format.listing import lines_of, taken_at
 from gwatch.common.format.run import Run
 from gwatch.common.format.text import Style, clip, code_order, duration, locator, since, source_line, table
 from gwatch.common.format.views import WIDTH, between, instruction_of, verdict_lines
-from gwatch.common.format.waits import role_table, wait_scopes, wait_table
+from gwatch.common.format.waits import role_table, wait_scopes, wait_table, who_waits
 
 MAX_WAITS = 15
 MAX_FINDINGS = 5
@@ -77,7 +77,7 @@ def _recorded_waits(run: Run, style: Style) -> list[str]:
     found, unit = wait_scopes(run), run.unit
     if not found:
         return []
-    body = [(clip(w["scope"], 26), clip(w["role"], 16), clip(w["line"], 26), w["count"], duration(w["total"], unit),
+    body = [(clip(w["scope"], 26), clip(who_waits(w), 16), clip(w["line"], 26), w["count"], duration(w["total"], unit),
              f"{w['share']:.1%}", duration(w["p50"], unit), duration(w["p95"], unit),
              f"{duration(w['longest'], unit)} {locator(run.trace.rows, w['longest_row'])} "
              f"{since(w['longest_start'] - run.zero, unit)}") for w in found[:MAX_WAITS]]

@@ -9,13 +9,14 @@ believe it.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from gwatch.common.format import analysis as tables
-from gwatch.common.format.losses import I64
+from gwatch.common.format.losses import I64, Bools
 from gwatch.common.format.run import Run
 from gwatch.common.format.text import place_of
 
@@ -172,45 +173,88 @@ def wait_table(run: Run) -> list[dict[str, Any]]:
 
 
 def wait_scopes(run: Run) -> list[dict[str, Any]]:
-    """Scopes that are waits themselves, by their name, longest total first: the role that runs them, how long, at which
-    source line; ``share`` is the part of their rows' lifetime."""
+    """Scopes that are waits themselves, by their name, for each role whose rows ran them, longest total first.
+
+    ``share`` is the part of the life of the ``rows`` (of ``role_rows``) that ran it, ``role_share`` of the life of all
+    of the role's rows; ``role`` is "" for rows without one, apart by whether they are ``idle`` (:func:`idle_rows`).
+    ``total`` and the shares count what lies in the run's window.
+    """
     names, role = run.row_roles
-    per_row, iv = run.per_row, run.intervals
-    life_of = np.zeros(len(run.trace.rows), np.int64)
-    life_of[per_row[:, 0]] = per_row[:, 3]
+    life_of, iv = lives(run), run.intervals
     length = iv.end - iv.start
+    idle = idle_rows(run)
+    kind = 2 * role.astype(np.int64) + idle
+    alive = np.zeros(len(kind), np.bool_)
+    alive[run.per_row[:, 0]] = True
     table: list[dict[str, Any]] = []
-    for k, label in enumerate(run.labels):
-        here = np.flatnonzero(run.scope == k)
-        if not WAITING.search(label) or len(here) == 0:
-            continue
-        rows = np.unique(iv.row[here])
-        life, total = int(life_of[rows].sum()), int(length[here].sum())
-        who = int(np.bincount(role[rows] + 1).argmax()) - 1
-        worst = int(here[np.argmax(length[here])])
-        spread = np.sort(length[here])
-        table.append({
-            "scope": label, "role": names[who] if who >= 0 else "", "line": scope_places(run, label),
-            "count": len(here), "total": total, "share": total / life if life else 0.0,
-            "p50": tables.percentile(spread, 0.5), "p95": tables.percentile(spread, 0.95),
-            "longest": int(length[worst]), "longest_row": int(iv.row[worst]),
-            "longest_start": int(iv.start[worst])})
-    table.sort(key=lambda w: (-w["total"], w["scope"]))
+    for k in _waiting_scopes(run):
+        scope = np.flatnonzero(run.scope == k)
+        of = kind[iv.row[scope]]
+        for who in np.unique(of).tolist():
+            here = scope[of == who]
+            rows = np.unique(iv.row[here])
+            life, total = int(life_of[rows].sum()), int(run.inside[here].sum())
+            peers = alive & (kind == who)
+            every = int(life_of[peers].sum())
+            worst = int(here[np.argmax(length[here])])
+            spread = np.sort(length[here])
+            table.append({
+                "scope": run.labels[k], "role": names[who >> 1] if who >= 0 else "", "idle": bool(who & 1),
+                "line": scope_places(run, run.labels[k]), "rows": len(rows), "role_rows": int(peers.sum()),
+                "count": len(here), "total": total, "share": total / life if life else 0.0,
+                "role_share": total / every if every else 0.0,
+                "p50": tables.percentile(spread, 0.5), "p95": tables.percentile(spread, 0.95),
+                "longest": int(length[worst]), "longest_row": int(iv.row[worst]),
+                "longest_start": int(iv.start[worst])})
+    table.sort(key=lambda w: (-w["total"], w["scope"], w["role"], w["idle"]))
     return table
+
+
+def who_waits(wait: Mapping[str, Any]) -> str:
+    """The role of an entry of :func:`wait_scopes`, in words."""
+    return str(wait["role"]) or ("no role, idle" if wait["idle"] else "")
+
+
+def lives(run: Run) -> I64:
+    """Lifetime of every row; 0 for rows without intervals."""
+    found = np.zeros(len(run.trace.rows), np.int64)
+    found[run.per_row[:, 0]] = run.per_row[:, 3]
+    return found
+
+
+def idle_rows(run: Run) -> Bools:
+    """Rows without a role that run nothing but waits, beside others that do more: the warps of a producer's group that
+    are not elected, say. They wait for the kernel's end, and hold nobody up."""
+    whole, scope = run.whole
+    works = np.zeros(len(run.trace.rows), np.bool_)
+    works[whole.row[~np.isin(scope, _waiting_scopes(run))]] = True
+    idle: Bools = ~works & (run.row_roles[1] < 0)
+    return idle & bool(works.any())
+
+
+def _waiting_scopes(run: Run) -> list[int]:
+    return [k for k, label in enumerate(run.labels) if WAITING.search(label)]
+
+
+def ran_by(run: Run, label: str) -> list[str]:
+    """The role that a scope was given; else the roles of the rows that ran it, "" for rows without one."""
+    if label in run.roles:
+        return [run.roles[label]]
+    names, role = run.row_roles
+    found = np.unique(role[run.intervals.row[run.scope == run.labels.index(label)]]).tolist()
+    return [names[who] if who >= 0 else "" for who in found]
 
 
 def waiting_shares(run: Run) -> dict[str, float]:
     """Per role the part of its lifetime inside scopes that are waits; roles without a name are left out."""
     names, role = run.row_roles
-    per_row, iv = run.per_row, run.intervals
-    life_of = np.zeros(len(run.trace.rows), np.int64)
-    life_of[per_row[:, 0]] = per_row[:, 3]
-    waiting = np.isin(run.scope, [k for k, label in enumerate(run.labels) if WAITING.search(label)])
+    life_of, iv = lives(run), run.intervals
+    waiting = np.isin(run.scope, _waiting_scopes(run))
     shares = {}
     for who, name in enumerate(names):
         life = int(life_of[role == who].sum())
         if life:
-            shares[name] = float((iv.end - iv.start)[waiting & (role[iv.row] == who)].sum()) / life
+            shares[name] = float(run.inside[waiting & (role[iv.row] == who)].sum()) / life
     return shares
 
 
