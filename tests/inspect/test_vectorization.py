@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import jsonschema
 import pytest
 from inspect_support import COPY_CUBIN, COPY_NAME, DIVISIBLE, FIXTURES, TRITON, WRAPPER, host_elf, make_pt2
 
 from gwatch.inspect.artifacts import Image, Text, open_artifact
 from gwatch.inspect.executors import open_executor
+from gwatch.inspect.report import load_schema
 from gwatch.inspect.run import Request, inspect
 from gwatch.inspect.triton_source import TritonKernels
 from gwatch.inspect.vectorize import GlobalAccess, Vectorization, vectorization
@@ -127,6 +129,14 @@ def test_no_merge_is_named_that_no_access_could_be(arch: str) -> None:
                     assert access.cause is None or " 0x0 bytes apart" not in access.cause.text
     assert said <= {"16", "32", "64", "128"}
     assert said
+
+
+def test_the_report_follows_its_schema_whatever_the_causes() -> None:
+    data = inspect([FIXTURES / "causes_sm_90.cubin"], LOOK).to_json()
+    jsonschema.validate(data, load_schema())
+    accesses = [a for kernel in data["images"][0]["kernels"] for a in kernel["vectorization"]["accesses"]]
+    said = {access["cause"]["name"] for access in accesses if access["cause"]}
+    assert said >= {name for loads, stores in KNOWN.values() for name, _ in loads | stores}
 
 
 @pytest.mark.parametrize(
