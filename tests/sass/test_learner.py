@@ -9,6 +9,7 @@ from collections.abc import Iterable
 import pytest
 from harvest_words import closed_cubin
 from isa_learning.corpus import text_names, text_sections
+from isa_learning.effects import _fillings
 from isa_learning.family import Family, Home, Options
 from isa_learning.fit import Fitter, Samples
 from isa_learning.learn import corner_predicates, probing_word
@@ -16,6 +17,7 @@ from isa_learning.sources import constant_kernels
 
 from gwatch.errors import EncodeError
 from gwatch.sass.isa.model import Value
+from gwatch.sass.isa.values import Field
 
 ZERO = {"R": 255, "U": 63, "P": 7, "Q": 7}
 KEY = 0x984
@@ -111,3 +113,8 @@ def test_the_text_sections_of_a_cubin_are_read_with_their_names() -> None:
 def test_own_kernels_with_constants_have_names_of_their_own() -> None:
     kernels = constant_kernels()
     assert len({kernel.split("(")[0] for kernel in kernels}) == len(kernels) > 10_000
+
+
+def test_numbers_that_a_field_lacks_are_no_trials() -> None:
+    assert _fillings(Field("I", ((49, 1, 1),), const=1)) == [0, 1 << 49]
+    assert _fillings(Field("U", ((40, 2, 0),), add=1)) == [n << 40 for n in (0, 1, 3)]

@@ -27,6 +27,7 @@ from gwatch.sass.isa.effects import (
 )
 from gwatch.sass.isa.lex import Cut, cut, pieces
 from gwatch.sass.isa.model import Choice, Form, Key, Rule
+from gwatch.sass.isa.values import Field
 
 PER_FORM = 40
 MASK_BITS = 8
@@ -124,8 +125,8 @@ def _mask_cases(learner: Learner, cases: dict[tuple[int, int], list[_Case]], mar
             short = [f for f in value.fields if value.kind == "I" and value.name is None and f.top <= MASK_BITS]
             for place in short:
                 trials.setdefault((number, label), []).extend(
-                    base & ~place.mask | place.put(n) for base in list(bases.values())[:MASK_BASES]
-                    for n in range(1 << place.top) if not place.signed)
+                    base & ~place.mask | bits for base in list(bases.values())[:MASK_BASES]
+                    for bits in _fillings(place) if not place.signed)
     asked = sorted({word for words in trials.values() for word in words})
     texts = dict(zip(asked, learner.prober.texts(asked), strict=True))
     out: dict[tuple[int, int], list[_Case]] = {}
@@ -136,6 +137,17 @@ def _mask_cases(learner: Learner, cases: dict[tuple[int, int], list[_Case]], mar
         good = [w for w in dict.fromkeys(words) if texts[w] is not None and w not in known
                 and tree.lookup(model.select, w) == label]
         out[number, label] = [case for w in good if _apart(case := _case(model.forms[label], w))]
+    return out
+
+
+def _fillings(place: Field) -> list[int]:
+    """The bits of every number that a field can hold: of some only the odd ones."""
+    out = []
+    for number in range(1 << place.top):
+        try:
+            out.append(place.put(number))
+        except EncodeError:
+            continue
     return out
 
 

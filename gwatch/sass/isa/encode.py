@@ -455,16 +455,14 @@ class Encoder:
                     if form.skeleton != cut.skeleton:
                         continue
                     bases = self.shapes(key, form).get((cut.opcode, cut.attachments))
-                    if bases:
-                        plans.append(Plan(key, form, bases, True))
-                    else:
-                        try:
-                            solved = self._solve(key, form, cut)
-                        except EncodeError as error:
-                            plans.append(Plan(key, form, [], False, error))
-                            continue
-                        if solved:
+                    try:
+                        if bases:
+                            self._check_derived(key, form, bases, cut)
+                            plans.append(Plan(key, form, bases, True))
+                        elif solved := self._solve(key, form, cut):
                             plans.append(Plan(key, form, solved, False))
+                    except EncodeError as error:
+                        plans.append(Plan(key, form, [], False, error))
             plans.sort(key=lambda p: not p.compiled)
             for plan in plans:
                 rival = None if plan.compiled or plan.problem else self._rival(plan.key, cut)
@@ -474,6 +472,22 @@ class Encoder:
                         f"opcodes {plan.key.key:04x} and {rival.key:04x} may both print it", "give the whole word")
             self._plans[shape] = plans
         return plans
+
+    def _check_derived(self, key: Key, form: Form, bases: list[int], cut: Cut) -> None:
+        """Raise EncodeError ``[encode-ambiguous]`` where all ``bases`` were derived from compiler words and a bit that
+        was proved not to matter is not what compiler words of two projects have: then it is a pick among words."""
+        if not form.derived.issuperset(bases):
+            return
+        sensitive = int(key.extra.get("sensitive", "0"), 16)
+        for word, determined, _ in self._determined(key, [form]):
+            if word in bases:
+                hidden = ~(determined | _FIXED | sensitive) & (1 << 105) - 1
+                differing = (self._hidden_bits(key, form, hidden, cut) ^ word) & hidden
+                if differing:
+                    bits = [b for b in range(128) if differing >> b & 1]
+                    raise EncodeError("encode-ambiguous", f"{'.'.join(cut.opcode)} {cut.skeleton} is in no compiler "
+                                      f"word, and similar ones differ in bits {bits} that the text does not show",
+                                      "give the whole word")
 
     def _rival(self, key: Key, cut: Cut) -> Key | None:
         """Another opcode of the mnemonic that nothing in its fixed words tells apart from ``key`` for this text."""
