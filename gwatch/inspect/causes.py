@@ -24,6 +24,8 @@ from gwatch.inspect.triton_source import Argument
 from gwatch.inspect.values import Atom
 
 FULL_BYTES = 16
+_PLAIN = frozenset({"CONSTANT", "SYS"})
+"""Modifiers of accesses that were asked for without any in the program."""
 WIDTHS = (16, 8, 4, 2)
 """Bytes of one access that are more than one byte, widest first; there are no others."""
 
@@ -136,7 +138,7 @@ class _Group:
         if place.is_strong and merge is not None:
             return Cause(
                 "volatile", self._name,
-                f"{self._could(merge)}, but volatile and atomic accesses ({place.access.opcode}) are never merged",
+                f"{self._could(merge)}, but volatile, atomic and .cg accesses ({place.access.opcode}) are never merged",
             )  # fmt: skip
         if self.around.described:
             promised = self._promised(place)
@@ -276,6 +278,13 @@ class _Group:
         base = self.around.sums.atoms.get(place.base) if place.base is not None else None
         if base is None:
             return Cause("unknown", "", f"{could}, but nothing is known of the address")
+        hints = set(place.access.modifiers) - _PLAIN
+        if hints:
+            return Cause(
+                "unknown", self._name,
+                f"{could}: the pointer may not be known to be a multiple of {merge.width}, or the program asks for "
+                f"each by itself, as cache hints ({', '.join(sorted(hints))}) mostly do",
+            )  # fmt: skip
         for wide in self.wide:
             if self._alike(wide, place) and wide.base == place.base:
                 return Cause(
@@ -491,11 +500,12 @@ class _Group:
 
     def _regular(self, place: Place, threads: bool) -> Iterator[tuple[int, int]]:
         """Terms that grow by a constant from thread to thread, or from iteration to iteration."""
-        for atom, factor in place.form.terms:
-            part = self.around.sums.atoms[atom]
+        parts = [(self.around.sums.atoms[atom], atom, factor) for atom, factor in place.form.terms]
+        across = any(part.across for part, _, _ in parts)  # then what is the same for neighbours doesn't count
+        for part, atom, factor in parts:
             if atom == place.base or part.loaded or (part.kind is Kind.PRODUCT and threads):
                 continue
-            if part.per_thread if threads else part.kind is Kind.STEP:
+            if (part.across if across else part.per_thread) if threads else part.kind is Kind.STEP:
                 yield atom, factor
 
     def _step(self, atom: int, factor: int) -> int:

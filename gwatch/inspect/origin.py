@@ -67,7 +67,7 @@ class _Tracer:
         value, number, form = held.under(condition)
         if form is None:
             form = self.sums.atom(
-                number, Atom(Kind.OTHER, 0, value.per_thread, False, value.constants, value.loaded)
+                number, Atom(Kind.OTHER, 0, value.per_thread, False, value.constants, value.loaded, value.across)
             )
         return form
 
@@ -213,8 +213,9 @@ class _Tracer:
         if mnemonic in _SPECIALS and _SPECIAL.match(sources[0] if sources else ""):
             if place:
                 return None
-            threads = Value(specials=frozenset({sources[0]})).per_thread
-            return self.sums.atom(self.number("special", sources[0]), Atom(Kind.SPECIAL, 0, threads))
+            made = Value(specials=frozenset({sources[0]}))
+            number = self.number("special", sources[0])
+            return self.sums.atom(number, Atom(Kind.SPECIAL, 0, made.per_thread, across=made.across))
         if mnemonic in ("CS2R", "CS2UR") and sources[:1] == ("SRZ",):
             return Form()
         if place and one.opcode not in ("MOV.64", "UMOV.64"):

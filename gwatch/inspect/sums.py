@@ -62,6 +62,7 @@ class Sums:
                 Kind.OTHER, low,
                 any(part.per_thread for part in parts), any(part.iterates for part in parts),
                 frozenset().union(*(part.parameters for part in parts)), any(part.loaded for part in parts),
+                any(part.across for part in parts),
             ),
         )  # fmt: skip
 
@@ -101,6 +102,7 @@ class Sums:
                         Kind.PRODUCT, min(31, parts[0].zeros + parts[1].zeros),
                         parts[0].per_thread or parts[1].per_thread, parts[0].iterates or parts[1].iterates,
                         parts[0].parameters | parts[1].parameters, parts[0].loaded or parts[1].loaded,
+                        parts[0].across or parts[1].across,
                     ),
                 )  # fmt: skip
                 out = out + Form(((pair, 1),)).times(signed(factor * times))

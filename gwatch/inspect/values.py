@@ -44,6 +44,11 @@ class Value:
             name.startswith(("SR_TID", "SR_LANE", "SR_VIRTID", "SR_EQMASK", "SR_LTMASK")) for name in self.specials
         )
 
+    @property
+    def across(self) -> bool:
+        """Whether it varies between neighbouring threads, which differ in the first of their numbers."""
+        return any(name.startswith(("SR_TID.X", "SR_LANE", "SR_EQMASK", "SR_LTMASK")) for name in self.specials)
+
     def multiplied(self) -> Value:
         """The same origins after a multiplication or shift."""
         return Value(frozenset(), self.constants, self.specials, self.products, self.loaded)
@@ -56,7 +61,8 @@ NOTHING = Value()
 class Atom:
     """A part of a sum that isn't followed further. ``zeros``: its low bits that are zero; ``per_thread``,
     ``iterates``: whether it differs between the threads of a block, and between iterations of a loop; ``parameters``:
-    offsets in constant bank 0 that it was made from; ``loaded``: whether memory was read for it."""
+    offsets in constant bank 0 that it was made from; ``loaded``: whether memory was read for it; ``across``: whether it
+    differs between the threads of a warp, as far as the names of the special registers say."""
 
     kind: Kind
     zeros: int = 0
@@ -64,6 +70,7 @@ class Atom:
     iterates: bool = False
     parameters: frozenset[int] = frozenset()
     loaded: bool = False
+    across: bool = False
 
 
 @dataclass(frozen=True, slots=True)
