@@ -38,12 +38,11 @@ def _summary(report: Report) -> str:
     kernels = [k for image in report.images for k in image.kernels]
     launchable = sum(1 for k in kernels if k.facts.is_kernel)
     copies = sum(len(image.also_at) for image in report.images)
-    text = f"{_counted(len(report.images), 'cubin')}, {_counted(launchable, 'kernel')}"
+    unread = sum(1 for image in report.images if image.problem)
+    text = _counted(len(report.images), "cubin") + (f" ({unread} not readable)" if unread else "")
+    text += f", {_counted(launchable, 'kernel')}"
     if copies:
         text += f", {_counted(copies, 'copy', 'copies')} of the same bytes folded"
-    unread = sum(1 for image in report.images if image.problem)
-    if unread:
-        text += f", {unread} of them not readable"
     if report.skipped:
         text += f", {_counted(len(report.skipped), 'other member')}"
     return text
@@ -75,7 +74,7 @@ def _image(image: ImageReport, detailed: bool) -> list[str]:
     if len(image.also_at) > 3:
         out.append(f"  and at {len(image.also_at) - 3} more places")
     if image.problem:
-        out.append(f"  {image.problem}")
+        out.append(f"  {image.problem.replace(f'{image.path}: ', '', 1)}")
     if detailed:
         for kernel in image.kernels:
             out += _kernel(kernel)
@@ -192,12 +191,14 @@ def _vector(kernel: KernelReport) -> Iterator[str]:
     if not found.accesses:
         yield "    none"
         return
+    names = [f"{access.argument} {access.argument_type}".strip() or "?" for access in found.accesses]
+    wide = max(24, *(len(access.opcode) for access in found.accesses)), max(14, *map(len, names))
     yield (
-        f"    {'pc':>6}  {'instruction':24} {'guard':5} {'bits':>4} {'bytes':>5}  {'argument':14} "
+        f"    {'pc':>6}  {'instruction':{wide[0]}} {'guard':5} {'bits':>4} {'bytes':>5}  {'argument':{wide[1]}} "
         f"{'divisible':>9}  line"
     )
-    for access in found.accesses:
-        yield _access(access, found.described)
+    for access, name in zip(found.accesses, names, strict=True):
+        yield _access(access, name, wide, found.described)
     narrow = [access for access in found.accesses if access.cause is not None]
     full = len(found.accesses) - len(narrow)
     yield f"    {full} of {len(found.accesses)} are 128 bits wide or more"
@@ -221,8 +222,7 @@ def _launch(found: Vectorization) -> str:
     return f": {', '.join(parts)}" if parts else ""
 
 
-def _access(access: GlobalAccess, described: bool) -> str:
-    argument = f"{access.argument} {access.argument_type}".strip() or "?"
+def _access(access: GlobalAccess, argument: str, wide: tuple[int, int], described: bool) -> str:
     divisible = (
         str(access.divisibility) if access.divisibility else "no" if described and access.argument else "?"
     )
@@ -231,9 +231,9 @@ def _access(access: GlobalAccess, described: bool) -> str:
         file, number, text = access.line
         where = f"{number}: {text}" if text else f"{file.rsplit('/', 1)[-1]}:{number}"
     return (
-        f"    {access.pc:#06x}  {access.opcode:24} {access.guard:5} {access.bits:4} {access.bytes:5}  "
-        f"{argument:14} {divisible:>9}  {where}"
-    )
+        f"    {access.pc:#06x}  {access.opcode:{wide[0]}} {access.guard:5} {access.bits:4} {access.bytes:5}  "
+        f"{argument:{wide[1]}} {divisible:>9}  {where}"
+    ).rstrip()
 
 
 def violations(report: Report) -> list[str]:
