@@ -297,9 +297,13 @@ def trace(code: Code, blocks: Blocks, wanted: frozenset[str], branches: bool) ->
     tracer.chosen = needed(tracer.statements, blocks, asked)
     chosen = frozenset(places)
     seen: list[Seen] = []
-    for tracer.round, found in enumerate((None, seen)):
-        for block in range(len(blocks.ranges)):
-            tracer.walk(block, chosen, found)
+    # What the ends of loops leave must be known at their heads: a first walk, up to the last of them, finds it.
+    ends = [b for block, before in enumerate(blocks.before) for b in before if b >= block]
+    for block in range(max(ends, default=-1) + 1):
+        tracer.walk(block, chosen, None)
+    tracer.round = 1
+    for block in range(len(blocks.ranges)):
+        tracer.walk(block, chosen, seen)
     return seen, tracer.sums
 
 
