@@ -7,7 +7,8 @@ and relative calls through a register lead where ``jumps`` and ``callees`` say (
 code); those that nobody lists are in :attr:`Cfg.indirect`, which callers that need every successor refuse.
 
 Semantics as seen in compiler output: ``BRA`` is conditional when it has a guard or a further operand
-(``BRA P1, target``, ``BRA.DIV UR4, target``) or is ``BRA.CONV``; ``WARPSYNC.COLLECTIVE`` goes on or jumps;
+(``BRA P1, target``, ``BRA.DIV UR4, target``) or is ``BRA.CONV``, or ``BRA.DIV`` alone; ``WARPSYNC.COLLECTIVE`` goes
+on or jumps;
 ``BSSY`` and ``LEPC`` name an address and go on; ``BSYNC`` goes on behind itself, and where a ``BSSY`` names
 another place also there.
 """
@@ -68,8 +69,9 @@ _KINDS = {
     "JCAL": Flow.CALL_OUT,
 }
 FLOW_MNEMONICS = frozenset(_KINDS)
-# BRA.CONV (sm_75 to sm_89) jumps only where the warp has converged, without an operand that says so.
-_ON_CONVERGENCE = "CONV"
+# Every other modifier of a branch is a condition, which not all architectures show as an operand: BRA.CONV (sm_75 to
+# sm_89) jumps only where the warp has converged, BRA.DIV of sm_75 only where it hasn't.
+_NO_CONDITION = frozenset({"U"})
 _CALLS = (Flow.CALL, Flow.CALL_INDIRECT)
 _FALLS_THROUGH = np.array([True, True, True, False, True, False, False, False, True, False])
 
@@ -152,7 +154,7 @@ def flow_table(isa: Isa, words: Words) -> FlowTable:
             kind[index] = flow
             conditional[index] = (
                 decoded.guard != (isa.arch.predicate_true, False)
-                or _ON_CONVERGENCE in decoded.opcode.split(".")
+                or (flow == Flow.BRANCH and not _NO_CONDITION.issuperset(decoded.opcode.split(".")[1:]))
                 or (flow in (Flow.BRANCH, Flow.EXIT) and _operand_count(decoded.text) > (flow == Flow.BRANCH))
             )
     return FlowTable(kind, conditional, target, barrier, mnemonics)

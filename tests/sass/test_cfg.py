@@ -109,9 +109,28 @@ def test_an_unknown_opcode_is_refused_because_it_could_be_a_branch(corpus_sm90: 
         flow_table(isa_for(cubin.arch.name), words)
 
 
-@pytest.mark.parametrize(("arch", "text"), [("sm_75", "BRA.CONV 0x30"), ("sm_80", "BRA.CONV ~URZ, 0x30")])
+@pytest.mark.parametrize(
+    ("arch", "text"),
+    [
+        ("sm_75", "BRA.CONV 0x30"),
+        ("sm_80", "BRA.CONV ~URZ, 0x30"),
+        ("sm_75", "BRA.DIV 0x30"),
+        ("sm_80", "BRA.DIV ~URZ, 0x30"),
+        ("sm_90", "BRA.DIV UR4, 0x30"),
+        ("sm_100", "BRA.U.ANY 0x30"),
+    ],
+)
 def test_a_branch_on_convergence_may_go_on(arch: str, text: str) -> None:
     isa = isa_for(arch)
     words = [isa.encode(line, pc=16 * index) for index, line in enumerate([text, "NOP", "NOP", "EXIT"])]
     rows = np.array([[word & (1 << 64) - 1, word >> 64] for word in words], np.uint64)
     assert sorted(build_cfg(isa, rows).successors(0)) == [1, 3]
+
+
+@pytest.mark.parametrize("text", ["BRA 0x30", "BRA.U 0x30"])
+def test_a_branch_without_a_condition_does_not_go_on(text: str) -> None:
+    for arch in ("sm_75", "sm_90", "sm_120"):
+        isa = isa_for(arch)
+        words = [isa.encode(line, pc=16 * index) for index, line in enumerate([text, "NOP", "NOP", "EXIT"])]
+        rows = np.array([[word & (1 << 64) - 1, word >> 64] for word in words], np.uint64)
+        assert build_cfg(isa, rows).successors(0) == [3]
