@@ -9,11 +9,10 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from io import TextIOWrapper
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gwatch._files import need_folder
-from gwatch.cli.output import at_least, say
+from gwatch.cli.output import at_least, named_path, say
 from gwatch.errors import CubinError, ParseError, UsageError
 
 if TYPE_CHECKING:
@@ -47,8 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     what.add_argument("--lines", action="store_true", help="source lines of each kernel and its loops")
     what.add_argument("--json", action="store_true", help="everything as JSON (same as --format json)")
-    what.add_argument("--extract", type=Path, metavar="DIR", help="write each distinct cubin to DIR")
-    what.add_argument("-o", "--output", type=Path, metavar="FILE", help="write there, not to standard output")
+    what.add_argument("--extract", type=named_path, metavar="DIR", help="write each distinct cubin to DIR")
+    what.add_argument("-o", "--output", type=named_path, metavar="FILE", help="write there, not to standard output")
     rules = parser.add_argument_group("rules; exit code 1 when one is broken")
     rules.add_argument("--require", action="append", default=[], metavar="RULE", help="has LDG.E.128 >= 2")
     rules.add_argument(
@@ -62,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="WHAT",
         help="spill, local (memory), narrow (global access)",
     )
-    rules.add_argument("--rules", type=Path, metavar="FILE.toml", help="rules from a file ([[rule]] tables)")
+    rules.add_argument("--rules", type=named_path, metavar="FILE.toml", help="rules from a file ([[rule]] tables)")
     rules.add_argument("--format", choices=("text", "json", "github"), default="text", help="of the report")
     scale = parser.add_argument_group("scale")
     scale.add_argument("--jobs", type=at_least(1), default=1, metavar="N", help="worker processes (default 1: none)")

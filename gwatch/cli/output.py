@@ -28,6 +28,13 @@ def say(text: object) -> None:
     print(printable(f"gwatch: {text}"), file=sys.stderr)
 
 
+def named_path(text: str) -> Path:
+    """A path, as the type of an argument parser: the empty one, which pathlib takes for the current folder, is none."""
+    if not text:
+        raise argparse.ArgumentTypeError("an empty path names nothing; for the current folder write .")
+    return Path(text)
+
+
 def at_least(least: int) -> Callable[[str], int]:
     """A whole number from ``least`` on, as the type of an argument parser."""
 

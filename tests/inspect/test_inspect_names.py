@@ -77,13 +77,25 @@ def test_names_are_shown_escaped(hostile: str, capsys: pytest.CaptureFixture[str
     assert not any(character in str(error) for character in "\x1b\x07\n")
 
 
-@pytest.mark.parametrize("command", [["inspect", ""], ["diff", "", "{}"], ["diff", "{}", ""], ["check", ""]])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["inspect", ""],
+        ["inspect", "{}", "--extract", ""],
+        ["inspect", "{}", "-o", ""],
+        ["inspect", "{}", "--rules", ""],
+        ["diff", "", "{}"],
+        ["diff", "{}", ""],
+        ["check", ""],
+    ],
+)
 def test_an_empty_path_is_not_the_current_folder(
     command: list[str], hostile: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(Path(hostile).parent)
     assert main([hostile if word == "{}" else word for word in command]) == 2
-    assert "an empty path names no file" in capsys.readouterr().err
+    assert "an empty path names no" in capsys.readouterr().err
+    assert [path.name for path in Path(hostile).parent.iterdir()] == ["hostile.cubin"]
 
 
 def test_a_folder_that_may_not_be_read_is_named_and_the_rest_reported(
