@@ -8,6 +8,10 @@ import shlex
 import sys
 from typing import Any
 
+MOST = (120, 20_000)
+"""Lines and bytes of the view that nobody asked for by name."""
+LEAST_ROWS = 4
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
@@ -65,15 +69,16 @@ def run(args: argparse.Namespace) -> int:
     narrowed = _narrow(full, args)
     _check_scope(narrowed, args.longest)
     compared = _compare(full, narrowed, args) if args.diff is not None else None
+    # An output that cannot be written is all that is told.
+    if args.output is not None:
+        report.render(args.output)
     if args.json:
         utf8 = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
         summary = _summary(narrowed, full, compared, report.runs) | _asked(narrowed, args)
         text = dump(summary, ascii_only=not utf8)
         print(text.encode("utf-8", "backslashreplace").decode("utf-8"))
     else:
-        print("\n".join(_views(narrowed, full, compared, number, report.runs, sample, args)))
-    if args.output is not None:
-        report.render(args.output)
+        print("\n".join(_fitting(narrowed, full, compared, number, report.runs, sample, args)))
     if not len(full.trace):
         return 3
     return 1 if compared is not None and not (compared["kernels"]["same"] and compared["scopes"]) else 0
@@ -191,16 +196,38 @@ def _asked(run: Any, args: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
+def _fitting(run: Any, full: Any, compared: dict[str, Any] | None, number: int, runs: list[Any], sample: int | None,
+             args: argparse.Namespace) -> list[str]:
+    """The views; unless rows or views were asked for, with as many rows in the timeline as ``MOST`` allows."""
+    rows = sample
+    while True:
+        lines = _views(run, full, compared, number, runs, rows, args)
+        size = sum(len(line.encode("utf-8", "replace")) + 1 for line in lines)
+        over = max(len(lines) / MOST[0], size / MOST[1])
+        rows = (_rows_shown(runs) if rows is None else rows) * 3 // 4
+        if sample is not None or any(_chosen(args)) or over <= 1 or rows < LEAST_ROWS:
+            return lines
+
+
+def _rows_shown(runs: list[Any]) -> int:
+    """Rows of the timeline where the default view does not need fewer."""
+    return 16 if len(runs) > 1 else 32
+
+
+def _chosen(args: argparse.Namespace) -> tuple[bool, ...]:
+    """The views asked for by name."""
+    return (args.stats, args.timeline, args.bubbles, args.concurrency, args.outliers, args.longest_bubble,
+            args.longest is not None, args.findings, args.roles, args.iterations, args.source, args.diff is not None)
+
+
 def _views(run: Any, full: Any, compared: dict[str, Any] | None, number: int, runs: list[Any], sample: int | None,
            args: argparse.Namespace) -> list[str]:
     from gwatch.common.format import timeline, views, views_more
     from gwatch.common.format.text import Style
     terminal = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
-    style = Style(args.human or (terminal and (sys.stdout.encoding or "").lower().startswith("utf")),
+    style = Style((args.human or terminal) and (sys.stdout.encoding or "").lower().startswith("utf"),
                   args.human or (terminal and not os.environ.get("NO_COLOR")))
-    chosen = (args.stats, args.timeline, args.bubbles, args.concurrency, args.outliers, args.longest_bubble,
-              args.longest is not None, args.findings, args.roles, args.iterations, args.source, compared is not None)
-    default = not any(chosen)
+    default = not any(_chosen(args))
     verdict = (views.verdict_lines(full.analysis["verdict"], style) if compared is None
                else views_more.both_verdicts(compared, style))
     blocks = [verdict, views.header(run, number, len(runs), style)]
@@ -232,7 +259,7 @@ def _views(run: Any, full: Any, compared: dict[str, Any] | None, number: int, ru
     if args.longest is not None:
         blocks.append(views.longest_view(run, args.longest, style))
     if sample is None:
-        sample = 16 if default and len(runs) > 1 else 32
+        sample = _rows_shown(runs) if default else timeline.SAMPLE
     if default or args.timeline:
         blocks.append(timeline.timeline_view(run, style, sample, args.sort_by))
     blocks.append(_next(run, args, number, style))
@@ -241,7 +268,10 @@ def _views(run: Any, full: Any, compared: dict[str, Any] | None, number: int, ru
 
 def _next(run: Any, args: argparse.Namespace, number: int, style: Any) -> list[str]:
     """Commands worth running next, ready to paste; none that shows no more than this one."""
-    base = ["show", *args.report, *(["--run", str(number)] if number else [])]
+    # Names that begin with a hyphen would be read as options.
+    names = [f"./{path}" if path.startswith("-") else path for path in args.report]
+    kept = ("select", "tid", "block", "cluster", "warp", "stime", "etime")
+    narrowing = {f"--{name}": getattr(args, name) for name in kept if getattr(args, name) is not None}
     a = run.analysis
     more: list[list[str]] = []
     if len(run.roles) > 1 and a["longest_bubbles"]:
@@ -250,13 +280,28 @@ def _next(run: Any, args: argparse.Namespace, number: int, style: Any) -> list[s
         block = int(run.trace.rows.block[a["longest_bubbles"][0]["row"]])
         more += [["--longest-bubble"], ["--block", str(block), "--timeline", "--bubbles"]]
     if a["scope_stats"]:
-        more.append(["--longest", a["scope_stats"][0]["scope_label"]])
+        label = a["scope_stats"][0]["scope_label"]
+        more.append([f"--longest={label}"] if label.startswith("-") else ["--longest", label])
     if a["region_stats"]:
         more.append(["--source"])
     more.append(["--json"])
     shown = _settings(args)
-    commands = [shlex.join(["gwatch", *base, *words]) for words in more if not _settings_of(words) <= shown]
-    return [style.bold("Next"), *(f"  {style.clean(command)}" for command in commands)]
+    commands = []
+    for words in more:
+        if not _settings_of(words) <= shown:
+            chosen = [word for flag, value in narrowing.items() if flag not in words for word in (flag, value)]
+            parts = ["gwatch", "show", *names, *(["--run", str(number)] if number else []), *chosen, *words]
+            commands.append(" ".join(_quoted(word, style.unicode) for word in parts))
+    return [style.bold("Next"), *(f"  {command}" for command in commands)]
+
+
+def _quoted(word: str, unicode: bool) -> str:
+    """``word`` as a shell reads it; what the reader cannot be shown, byte by byte as ``$'...'`` spells it."""
+    if word.isprintable() and (unicode or word.isascii()):
+        return shlex.quote(word)
+    text = "".join(chr(byte) if 32 <= byte < 127 and chr(byte) not in "\\'" else f"\\x{byte:02x}"
+                   for byte in os.fsencode(word))
+    return f"$'{text}'"
 
 
 def _settings(args: argparse.Namespace) -> set[tuple[str, Any]]:

@@ -233,7 +233,7 @@ def test_clusters_are_rows_of_blocks_that_share_one(browser, tmp_path):
     rows = {(b, 0): [(0, 10 * b), (1, 10 * b + 5)] for b in range(24)}
     result = result_of(rows, (4, 6, 1), (32, 1, 1), launch={"cluster": [2, 3, 1]})
     browser.open(page(tmp_path, result, regions=REGIONS[:1], roles=None))
-    hidden = "document.querySelector('.order [value=cluster]').hidden"
+    hidden = "!document.querySelector('.order [value=cluster]')"
     assert browser.ask(hidden) is False
 
     def shown(text):

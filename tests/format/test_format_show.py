@@ -32,6 +32,7 @@ from gwatch.errors import TraceError
 
 GOLDEN = Path(__file__).parent / "golden"
 ROOT = Path(__file__).resolve().parents[2]
+HOPPER = ROOT / "examples/cuda/trace/hopper_product_h200.gwatch"
 
 
 def saved(tmp_path, *results, regions=REGIONS, roles=ROLES, name="trace.json"):
@@ -279,7 +280,7 @@ def test_sorting_and_sampling_the_timeline(tmp_path, capsys):
 
     def rows(*flags):
         out = show(capsys, path, "--timeline", *flags)[1].split("Timeline")[1].split("\n\n")[0].splitlines()
-        return [" ".join(line.split()[2:4]) for line in out[2:]]
+        return [" ".join(line.split()[2:4]) for line in out if re.search(r" b\d+ w\d+ ", line)]
 
     assert len(rows()) == 32 and len(rows("--sample", "0")) == 64 and len(rows("--sample", "5")) == 5
     assert rows("--sample", "0", "--sort-by", "tid") == [f"b{b} w{w}" for b in range(8) for w in range(8)]
@@ -406,5 +407,135 @@ def test_rows_by_cluster(tmp_path, capsys):
     assert main(["show", str(path), "--timeline", "--sort-by", "cluster", "--sample", "0"]) == 0
     order = [line.split()[0] for line in capsys.readouterr().out.splitlines() if re.match(r"c\d b", line)]
     assert order == [f"c{k}" for k in range(4) for _ in range(6)]
-    assert main(["show", str(path), "--run", "1", "--cluster", "1"]) == 2
-    assert "[no-clusters]" in capsys.readouterr().err
+    for flags in (["--cluster", "1"], ["--sort-by", "cluster"]):
+        assert main(["show", str(path), "--run", "1", *flags]) == 2
+        assert "[no-clusters] whether the launch has clusters is not known" in capsys.readouterr().err
+    for launch, said in (({"cluster": [1, 1, 1]}, "the launch has no clusters"), ({"cluster": None}, "is not known")):
+        path = saved(tmp_path, result_of(rows, (4, 6, 1), (32, 1, 1), launch=launch), regions=REGIONS[:1], roles=None)
+        assert main(["show", path, "--cluster", "0"]) == 2
+        assert said in capsys.readouterr().err
+
+
+def test_a_window_tells_of_what_lies_inside(tmp_path, capsys):
+    rows = {(0, 0): [(0, 1000), (1, 1600), (0, 1700), (1, 2000)], (0, 1): [(0, 1900), (1, 2100)]}
+    path = saved(tmp_path, result_of(rows, (1, 1, 1), (64, 1, 1)), regions=[(0, 1, "r")], roles=None)
+    data = json.loads(show(capsys, path, "--json", "--stime", "+500", "--etime", "+900")[1])
+    # 1500 to 1900: w0 is active to 1600 and from 1700 on; w1 begins where the window ends.
+    assert (data["t_min"], data["t_max"], data["span"]) == (1500, 1900, 400)
+    summary = data["pipeline_summary"]
+    assert (summary["active_max"], summary["bubble_max"], summary["lifetime_max"]) == (300, 100, 400)
+    assert data["concurrency"]["span"] == 400 and data["scope_stats"][0]["max"] == 600
+    _, out, _ = show(capsys, path, "--stime", "+500", "--etime", "+900")
+    assert "Time range     [1500, 1900]  = 400 ns" in out and "Window         3 intervals overlap it" in out
+    # A hole is an answer, a window where nothing can be is none.
+    code, out, _ = show(capsys, path, "--warp", "0", "--stime", "+620", "--etime", "+680")
+    assert code == 0 and "Window         it holds no interval" in out and "Findings: none (nothing ran" in out
+    for flags, side in ((["--stime", "0", "--etime", "1"], "before 1"), (["--stime", "+2us"], "after 3000")):
+        code, out, err = show(capsys, path, *flags)
+        assert (code, out) == (2, "") and f"[empty-window] nothing was recorded {side}" in err
+        assert "from +0ns to +1.10µs (1000 to 2100)" in err
+
+
+def test_a_row_whose_times_step_back_is_not_trusted(tmp_path, capsys):
+    good = [(0, 5_000), (1, 5_100), (2, 5_100 - 64), (3, 5_200), (4, 5_300), (5, 5_400)]
+    hour = 3_600_000_000_000
+    bad = [*good[:4], (4, 5_300 - hour), (5, 5_400)]
+    # Cycles of one SM never go back; times mapped to ns may, by a clock's step.
+    for events, clock, steps in ((good, "anchor", 0), (good, "sm", 1), (bad, "anchor", 1), (bad, "sm", 2)):
+        result = result_of({(0, 0): events}, (1, 1, 1), (32, 1, 1), clock_type=clock)
+        out = show(capsys, saved(tmp_path, result, roles=None))[1]
+        assert out.startswith(f"trustworthy: {'no' if steps else 'yes'} ")
+        assert (f"  - {steps} records are earlier than the one ahead of them in their row" in out) == (steps > 0)
+        assert ("by up to 3600.00 s:" in out) == (events is bad and clock == "anchor")
+    # Two lanes that take turns for their warp share only the clock; each lane's own records have an order.
+    events = [(0, 100), (1, 190), (0, 300), (1, 200_000)]
+    result = result_of({(0, 0): events}, (1, 1, 1), (32, 1, 1), clock_type="anchor")
+    result["records"]["lane"] = result["records"]["sequence"] % 2
+    result["records"]["sequence"] //= 2
+    run = run_of(result, REGIONS[:1])
+    assert not run.trace.rows.exact.any() and run.verdict.trustworthy == "yes"
+    late = result["records"]["time"] == 300
+    result["records"]["time"][late] = 100 - 65
+    assert any("1 records are earlier" in r and "65 ns" in r for r in run_of(result, REGIONS[:1]).verdict.reasons)
+
+
+def test_next_commands_can_be_pasted(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name in ("é x.json", "-x.json", "it's.json", "tab\t.json"):
+        path = Path(saved(tmp_path, specialised(), specialised(seed=2), name="t.json"))
+        path.rename(tmp_path / name)
+        token = format_token(run_of(specialised(seed=2)), 500, 900, "warp", ((8, 9),))
+        flags = ["--run", "1", "--select", token, "--stime", "+600ns", "--block", "1"]
+        code, out, _ = show(capsys, *flags, "--", name)
+        commands = [line[2:] for line in out.split("\nNext\n")[1].splitlines()]
+        assert code == 0 and len(commands) > 3 and all(line.isascii() for line in commands)
+        for line in commands:
+            words = subprocess.run(["bash", "-c", f"printf '%s\\0' {line}"], capture_output=True, check=True).stdout
+            first, *arguments = words.decode().split("\0")[:-1]
+            assert first == "gwatch" and token in arguments and "+600ns" in arguments
+            assert main(arguments) == 0
+            told = capsys.readouterr().out
+            assert '"b0' not in told and "b0 w" not in told, "the narrowing is kept"
+
+
+def test_an_output_that_fails_is_all_that_is_told(tmp_path, capsys):
+    path = saved(tmp_path, specialised())
+    code, out, err = show(capsys, path, "-o", "/proc/none.html")
+    assert (code, out) == (2, "") and "[write-failed]" in err
+    code, out, err = show(capsys, path, "--json", "-o", "/proc/none.html")
+    assert code == 2 and json.loads(out)["code"] == "write-failed"
+
+
+def test_the_default_view_fits_its_bounds(tmp_path, capsys):
+    rng = np.random.default_rng(3)
+    # Rows whose every cell is another scope: the longest lines that there can be.
+    rows = {}
+    for block in range(64):
+        t, events = 1000, []
+        for k in range(90):
+            events += [(2 * (k % 9), t), (2 * (k % 9) + 1, t + 90)]
+            t += 100 + int(rng.integers(0, 2))
+        rows[block, 0] = events
+    regions = [(2 * k, 2 * k + 1, f"a phase with a long name, number {k}") for k in range(9)]
+    path = saved(tmp_path, result_of(rows, (64, 1, 1), (32, 1, 1)), regions=regions,
+                 roles={label: f"Role of it {k}" for k, (_, _, label) in enumerate(regions)})
+    for flags in ([], ["--human"]):
+        out = show(capsys, path, *flags)[1]
+        assert len(out.splitlines()) <= 120 and len(out.encode()) <= 20_000 and "Timeline" in out
+    assert len(show(capsys, path, "--human", "--sample", "64")[1].encode()) > 20_000, "what was asked for is given"
+    out = show(capsys, str(HOPPER), "--human")[1]
+    assert len(out.encode()) <= 20_000 and "showing 32 of 96" in out
+    assert len(show(capsys, str(HOPPER), "--source")[1].splitlines()) <= 180
+
+
+def test_columns_line_up_and_long_lines_are_wrapped(capsys):
+    for flags in ([], ["--human"]):
+        out = re.sub(r"\x1b\[\d+m", "", show(capsys, str(HOPPER), *flags)[1])
+        lines = out.split("Timeline")[1].split("\n\n")[0].splitlines()[1:]
+        rows = [line for line in lines if re.search(r"b\d+ w\d+ ", line)]
+        legend = lines[:len(lines) - len(rows)]
+        assert len(rows) == 32 and {re.search(r"\s+\d+%$", line).start() for line in rows} == {22 + 1 + 91}
+        assert len(legend) == 3 and max(map(len, legend)) <= 110
+    for flag in ("--roles", "--iterations", "--stats", "--source"):
+        for block in show(capsys, str(HOPPER), flag)[1].split("\n\n"):
+            lines = block.splitlines()
+            rule = next((i for i, line in enumerate(lines) if re.fullmatch(r"-+(  -+)+", line)), None)
+            if rule is None:
+                continue
+            gaps = [m.start() for m in re.finditer("  -", lines[rule])]
+            for line in lines[rule + 1:]:
+                if not line.startswith(("...", "worst", "the page")):
+                    assert all(line[gap:gap + 2].strip() == "" for gap in gaps), line
+
+
+def test_sorting_by_a_time_prints_it(capsys):
+    run = File.load(HOPPER).runs[0]
+    life = {}
+    for row in range(len(run.trace.rows)):
+        mine = run.intervals.row == row
+        life[row] = int(run.intervals.end[mine].max() - run.intervals.start[mine].min())
+    row, longest = max(life.items(), key=lambda item: item[1])
+    out = show(capsys, str(HOPPER), "--timeline", "--sort-by", "lifetime", "--sample", "3")[1]
+    first = next(line for line in out.splitlines() if re.search(r"\bb\d+ w\d+ ", line))
+    assert f"b{run.trace.rows.block[row]} w{run.trace.rows.warp[row]} " in first
+    assert first.endswith(f"  {longest / 1000:.2f} us") and "lifetime of the row" in out

@@ -87,7 +87,7 @@ def compare_runs(before: Run, after: Run) -> dict[str, Any]:
                        "total_after": int(b.sum()), "blocks_before": len(a_blocks), "blocks_after": len(b_blocks),
                        "p_value": p, "verdict": word})
     scopes.sort(key=lambda s: (-abs(s["total_after"] - s["total_before"]), s["scope_label"]))
-    spans = [run.time_range[1] - run.time_range[0] for run in (before, after)]
+    spans = [run.extent[1] - run.extent[0] for run in (before, after)]
     return {"kernels": {"before": before.kernel, "after": after.kernel, "same": before.kernel == after.kernel},
             "unit": before.unit, "span_before": spans[0], "span_after": spans[1], "scopes": scopes,
             "only_before": sorted(ran[0] - ran[1]), "only_after": sorted(ran[1] - ran[0]),

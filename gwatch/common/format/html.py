@@ -171,11 +171,13 @@ def _panel(run: Run) -> str:
     return ('<div class="panel"><div class="bar">'
             '<label>Rows <input class="filter" type="text" spellcheck="false" '
             'placeholder="all; or block 0-3 warp 0 sm 7" '
-            'title="Any of: block, warp, warpgroup, cluster, sm, role, tid, with numbers such as 0-3,5"></label>'
+            'title="Any of: block, warp, warpgroup, cluster, sm, role, tid, '
+            f'with numbers such as 0-3,5{f" (cluster: {run.no_clusters})" if run.no_clusters else ""}"></label>'
             '<button type="button" class="typical"></button>'
             '<button type="button" class="all">All rows</button>'
             '<label>Order <select class="order"><option value="role">role, id</option>'
-            '<option value="id">id</option><option value="sm">SM</option><option value="cluster">cluster</option>'
+            '<option value="id">id</option><option value="sm">SM</option>'
+            f'{"" if run.no_clusters else _CLUSTERS}'
             '<option value="block">block</option>'
             '<option value="warpgroup">warpgroup</option>'
             '<option value="start">first start</option>'
@@ -196,6 +198,9 @@ def _panel(run: Run) -> str:
             '<button type="button" class="command" hidden>Copy as gwatch command</button></div>'
             '<p class="hint">Drag selects · wheel scrolls · Ctrl+wheel zooms time · Alt+wheel zooms rows · '
             'arrows pan · + − zoom · 0 resets</p></div>\n')
+
+
+_CLUSTERS = '<option value="cluster">cluster</option>'
 
 
 def _card(title: str, body: str, kind: str = "") -> str:

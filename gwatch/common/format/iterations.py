@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from gwatch.common.format import analysis as tables
-from gwatch.common.format.losses import I64, starts_of
+from gwatch.common.format.losses import I64, Bools, starts_of
 from gwatch.common.format.run import Run
 from gwatch.common.format.waits import dependences
 
@@ -25,6 +25,9 @@ LOOSE = 0.50
 """Median slack above this part: what was produced lies waiting, the consumer sets the pace."""
 CROSSED = 0.05
 """Pairs whose consumer starts before the producer ends in more than this part of the iterations are left out."""
+PROLOGUE = 0.25
+"""Up to this part of the iterations, the first ones do not count where most consumers start before the producer ends:
+the pipeline fills, and a consumer that waits for the first data starts to wait before there can be any."""
 
 
 def _ranks(row: I64) -> I64:
@@ -82,7 +85,8 @@ def slack_table(run: Run) -> list[dict[str, Any]]:
 
     ``pace`` is "producer" where the median slack is at most ``TIGHT`` of the consumer's period, "consumer" from
     ``LOOSE`` on, "each other" where the roles wait for one another (the finding ``take-turns``), else "". Blocks whose
-    counts differ are left out; ``blocks`` says how many were used. Smallest median slack first.
+    counts differ are left out; ``blocks`` says how many were used, ``prologue`` how many first iterations
+    (``PROLOGUE``) were not. Smallest median slack first.
     """
     loops = {entry["scope_label"]: entry for entry in iteration_table(run)}
     result = []
@@ -94,6 +98,13 @@ def slack_table(run: Run) -> list[dict[str, Any]]:
                     result.append(entry)
     result.sort(key=lambda e: (e["slack_p50"], e["producer"], e["consumer"]))
     return result
+
+
+def _prologue(rank: I64, crossed: Bools) -> int:
+    """How many of the first iterations to leave out, by the ranks of all pairs and whether each is crossed."""
+    share = np.bincount(rank, crossed) / np.bincount(rank)
+    most = int(PROLOGUE * len(share))
+    return int(np.argmin(np.append(share[:most] > 0.5, False)))
 
 
 def _slack(run: Run, producer: dict[str, Any], consumer: dict[str, Any]) -> dict[str, Any] | None:
@@ -121,7 +132,9 @@ def _slack(run: Run, producer: dict[str, Any], consumer: dict[str, Any]) -> dict
     keep = good[p_block]
     np.maximum.at(ready, p_block[keep] * width + p_rank[keep], iv.end[p[keep]])
     keep = good[c_block]
-    slack = np.sort(iv.start[c[keep]] - ready[c_block[keep] * width + c_rank[keep]])
+    rank, slack = c_rank[keep], iv.start[c[keep]] - ready[c_block[keep] * width + c_rank[keep]]
+    prologue = _prologue(rank, slack < 0)
+    slack = np.sort(slack[rank >= prologue])
     crossed = float((slack < 0).mean())
     if crossed > CROSSED:
         return None
@@ -133,4 +146,5 @@ def _slack(run: Run, producer: dict[str, Any], consumer: dict[str, Any]) -> dict
     return {"producer": producer["scope_label"], "producer_role": producer["role"],
             "consumer": consumer["scope_label"], "consumer_role": consumer["role"], "blocks": int(good.sum()),
             "count": len(slack), "slack_p5": tables.percentile(slack, 0.05), "slack_p50": median,
-            "slack_p95": tables.percentile(slack, 0.95), "period_p50": period, "crossed": crossed, "pace": pace}
+            "slack_p95": tables.percentile(slack, 0.95), "period_p50": period, "prologue": prologue,
+            "crossed": crossed, "pace": pace}

@@ -17,12 +17,15 @@ from gwatch.common.format.losses import I32, I64
 from gwatch.common.format.records import Geometry, Trace, from_records, from_rows, rebase_per_sm, triple
 from gwatch.common.format.regions import Intervals, PairCounts, Region, pair, parse_regions
 from gwatch.common.format.scopes import from_scopes, is_scope_shape
+from gwatch.common.format.text import duration
 from gwatch.common.format.verdict import Verdict, cost_unknown, judge
 from gwatch.errors import TraceError
 
 EVIDENCE = ("outputs", "outputs_detail", "dropped", "slowdown", "cost_per_record", "registers", "occupancy",
             "sampled", "clock")
 UNITS = {"sm": "cyc"}
+CLOCK_STEP = 64
+"""Nanoseconds that clocks which are mapped to ns may differ by: no sign of damage where a row's times step back."""
 
 
 def lookup(result: Any, name: str, default: Any = None) -> Any:
@@ -156,11 +159,25 @@ class Run:
     @property
     def cluster_dim(self) -> tuple[int, int, int] | None:
         """Blocks of a cluster as (x, y, z), where the launch says so and a cluster has more than one."""
+        dims = self._cluster
+        return dims if dims is not None and max(dims) > 1 else None
+
+    @property
+    def _cluster(self) -> tuple[int, int, int] | None:
         dims = self.launch.get("cluster")
         if not isinstance(dims, (list, tuple)) or len(dims) != 3 or not all(type(d) is int and d > 0 for d in dims):
             return None
         x, y, z = dims
-        return (x, y, z) if max(dims) > 1 else None
+        return x, y, z
+
+    @property
+    def no_clusters(self) -> str:
+        """Why there is nothing to say of clusters; "" where there is."""
+        if self.cluster_dim is not None:
+            return ""
+        if self._cluster is not None:
+            return "the launch has no clusters of several blocks"
+        return "whether the launch has clusters is not known: the trace does not say"
 
     @cached_property
     def row_clusters(self) -> NDArray[np.int64] | None:
@@ -196,7 +213,24 @@ class Run:
         regions = tables.region_stats(self.regions, self.paired[1])
         rows = self.trace.rows
         return judge(self.evidence, len(self.trace), regions, int((rows.dropped > 0).sum()), len(rows),
-                     self._depth_needed(), self._apart())
+                     self._depth_needed(), self._apart(), self._steps_back())
+
+    def _steps_back(self) -> tuple[int, str]:
+        """How many records lie before the one that their row, or their lane of it, made ahead of them, and how far the
+        farthest does."""
+        trace, exact = self.trace, self.trace.rows.exact
+        if not exact.all():
+            # Lanes that take turns for a warp share only the clock: each lane's own records have an order, too.
+            turns = np.flatnonzero(~exact[trace.row] & (trace.sequence >= 0))
+            turns = turns[np.lexsort((trace.sequence[turns], trace.lane[turns], trace.row[turns]))]
+            same = (np.diff(trace.row[turns]) == 0) & (np.diff(trace.lane[turns]) == 0)
+            back = -np.diff(trace.time[turns])[same]
+        else:
+            back = np.zeros(0, np.int64)
+        follows = (trace.row[1:] == trace.row[:-1]) & exact[trace.row[1:]]
+        back = np.concatenate([back, (trace.time[:-1] - trace.time[1:])[follows]])
+        back = back[back > (CLOCK_STEP if self.unit == "ns" else 0)]
+        return len(back), duration(int(back.max()), self.unit) if len(back) else ""
 
     def _apart(self) -> list[str]:
         """Labels of regions whose one site records threads and whose other records warps."""
@@ -248,7 +282,7 @@ def analyse(run: Run) -> dict[str, Any]:
     """All tables of a run under their report keys."""
     trace, geometry = run.trace, run.geometry
     intervals, counts = run.paired
-    t_min, t_max = run.time_range
+    t_min, t_max = run.extent
     summary, _ = tables.pipeline(run.cover, trace)
     rows = trace.rows
     return {

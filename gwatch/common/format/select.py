@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from gwatch.common.format.losses import I64, WARP, Bools
 from gwatch.common.format.records import Rows, Trace
 from gwatch.common.format.run import Run
+from gwatch.common.format.text import since
 from gwatch.errors import TraceError
 
 LEVELS = ("thread", "warp", "warpgroup", "block")
@@ -130,11 +131,20 @@ def keep_rows(run: Run, mask: Bools) -> Run:
 
 
 def keep_time(run: Run, start: int | None, end: int | None) -> Run:
-    """The run with only the intervals that overlap [start, end] (absolute times; None: open)."""
-    low = start if start is not None else run.time_range[0]
-    high = end if end is not None else run.time_range[1]
-    if low > high:
+    """The run with only the intervals that overlap [start, end] (absolute times; None: open).
+
+    Raises TraceError ``[bad-range]`` for an end before the start, ``[empty-window]`` for a window in which no record of
+    the run can lie.
+    """
+    first, last = run.time_range
+    low, high = first if start is None else start, last if end is None else end
+    if start is not None and end is not None and low > high:
         raise TraceError("bad-range", f"the time window {low} to {high} is empty")
+    if len(run.trace) and (low > last or high < first):
+        side = f"after {low}" if low > last else f"before {high}"
+        ends = " to ".join(since(time - run.zero, run.unit) for time in (first, last))
+        raise TraceError("empty-window", f"nothing was recorded {side}", f"these records lie from {ends} ({first} to "
+                         f"{last}); times with a unit or + count from the run's first record")
     return replace(run, window=(low, high))
 
 
@@ -174,7 +184,7 @@ def select_rows(run: Run, tid: str | None = None, block: str | None = None, warp
     if cluster is not None:
         ranges = parse_ranges(cluster, "--cluster")
         if run.row_clusters is None:
-            raise TraceError("no-clusters", "the launch has no clusters of several blocks", "choose with --block")
+            raise TraceError("no-clusters", run.no_clusters, "choose with --block")
         mask &= within(run.row_clusters, ranges)
     return _checked(run, mask)
 

@@ -10,8 +10,9 @@ from gwatch.common.format.records import Rows
 
 ASCII = str.maketrans({"·": "|", "→": "->", "µ": "u", "…": "...", "×": "x", "—": "-", "≥": ">=", "≤": "<=",
                        "⋅": "."})
-SCOPE_COLOURS = (32, 208, 39, 170, 142, 33, 203, 244)
-"""Terminal colours (256-colour codes) of the scopes, in label order."""
+SCOPE_COLOURS = (34, 33, 32, 35, 36, 31, 93, 90)
+"""Terminal colours of the scopes, in label order: of the plain sixteen, whose codes are short."""
+PLAIN = 39
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +35,15 @@ class Style:
     def faint(self, text: str) -> str:
         return f"\x1b[2m{text}\x1b[0m" if self.colour else text
 
-    def scope(self, text: str, index: int) -> str:
-        """``text`` in the colour of the scope with that index."""
-        code = SCOPE_COLOURS[index % len(SCOPE_COLOURS)]
-        return f"\x1b[38;5;{code}m{text}\x1b[0m" if self.colour else text
+    def scopes(self, parts: Iterable[tuple[str, int]]) -> str:
+        """Texts in a row, each in the colour of the scope with its index; below 0 in none. A colour is named only where
+        it changes: lines of a timeline are mostly changes."""
+        text, shown = "", PLAIN
+        for part, index in parts:
+            code = SCOPE_COLOURS[index % len(SCOPE_COLOURS)] if index >= 0 and self.colour else PLAIN
+            text += (f"\x1b[{code}m" if code != shown else "") + part
+            shown = code
+        return text + (f"\x1b[{PLAIN}m" if shown != PLAIN else "")
 
 
 def duration(value: float | None, unit: str) -> str:
@@ -70,9 +76,24 @@ def clip(text: str, width: int) -> str:
     return text if len(text) <= width else text[:width - 1] + "…"
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[Any]], left: Iterable[int] = (0,)) -> list[str]:
-    """Lines of a table: header, rule, rows; columns in ``left`` are aligned left, the others right."""
-    cells = [[str(c) for c in row] for row in rows]
+def wrap(parts: Iterable[str], width: int, lengths: Iterable[int]) -> list[str]:
+    """``parts``, two blanks apart, on lines of up to ``width`` characters; ``lengths`` are what readers see of them."""
+    lines: list[list[str]] = []
+    room = -1
+    for part, length in zip(parts, lengths, strict=True):
+        if length + 2 > room:
+            lines.append([])
+            room = width + 2
+        lines[-1].append(part)
+        room -= length + 2
+    return ["  ".join(line) for line in lines]
+
+
+def table(style: Style, head: Sequence[str], rows: Iterable[Sequence[Any]], left: Iterable[int] = (0,)) -> list[str]:
+    """Lines of a table, as ``style`` shows them: header, rule, rows; columns in ``left`` are aligned left, the others
+    right."""
+    # What a terminal cannot show is longer in ASCII: cells are cleaned before their widths are taken.
+    cells = [[style.clean(str(c)) for c in row] for row in rows]
     widths = [max(len(line[i]) for line in (list(head), *cells)) for i in range(len(head))]
     keep_left = set(left)
 

@@ -8,11 +8,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gwatch.common.format.losses import I64
 from gwatch.common.format.run import Run
-from gwatch.common.format.text import Style, clip, duration, locator, since
+from gwatch.common.format.text import Style, clip, duration, locator, since, wrap
 from gwatch.errors import TraceError
 
 COLUMNS = 91
+LEGEND = 110
+"""Columns of the legend's lines."""
 SAMPLE = 32
 HALF = 0.5
 """A cell shows a scope where the row spends this part of it in scopes: a waiting row does not look busy."""
@@ -26,28 +29,37 @@ def row_order(run: Run, sort_by: str | None) -> NDArray[np.int64]:
     """Rows in display order: by role and id unless ``sort_by`` names tid, cluster, active, bubble, lifetime or a scope
     (longest first).
 
-    Raises TraceError ``[bad-sort]``.
+    Raises TraceError ``[bad-sort]``, ``[no-clusters]``.
     """
     n = len(run.trace.rows)
-    if sort_by == "cluster" and run.row_clusters is not None:
+    if sort_by == "cluster" and "cluster" not in run.labels:
+        if run.row_clusters is None:
+            raise TraceError("no-clusters", run.no_clusters, "sort by tid")
         return np.lexsort((np.arange(n), run.row_clusters))
     if sort_by == "tid":
         return np.arange(n)
     if sort_by is None:
         _, role = run.row_roles
         return np.lexsort((np.arange(n), np.where(role < 0, len(run.labels), role)))
-    weight: NDArray[Any] = np.zeros(n)
-    if sort_by in run.labels:
-        mine = run.scope == run.labels.index(sort_by)
-        length = (run.intervals.end - run.intervals.start)[mine]
-        weight = np.bincount(run.intervals.row[mine], length, minlength=n)
-    elif sort_by in SORTS:
-        per_row = run.per_row
-        weight[per_row[:, 0]] = per_row[:, SORTS.index(sort_by)]
-    else:
+    weight = row_weights(run, sort_by)
+    if weight is None:
         raise TraceError("bad-sort", f"--sort-by {sort_by!r}", "one of " + ", ".join(
             [*SORTS, *(["cluster"] if run.row_clusters is not None else []), *run.labels]))
     return np.lexsort((np.arange(n), -weight))
+
+
+def row_weights(run: Run, sort_by: str | None) -> I64 | None:
+    """The time of each row that ``sort_by`` (active, bubble, lifetime, a scope) orders by; None for other orders."""
+    weight = np.zeros(len(run.trace.rows), np.int64)
+    if sort_by in run.labels:
+        mine = run.scope == run.labels.index(sort_by)
+        np.add.at(weight, run.intervals.row[mine], run.inside[mine])
+    elif sort_by in SORTS[1:]:
+        per_row = run.per_row
+        weight[per_row[:, 0]] = per_row[:, SORTS.index(sort_by)]
+    else:
+        return None
+    return weight
 
 
 def timeline_view(run: Run, style: Style, sample: int = SAMPLE, sort_by: str | None = None) -> list[str]:
@@ -57,7 +69,7 @@ def timeline_view(run: Run, style: Style, sample: int = SAMPLE, sort_by: str | N
         return []
     shown = order if sample == 0 or sample >= len(order) else order[
         np.linspace(0, len(order) - 1, sample).round().astype(np.int64)]
-    low, high = run.window if run.window is not None else run.time_range
+    low, high = run.extent
     noun = "warps" if run.granularity == "warp" else "threads" if (run.trace.rows.lane >= 0).all() else "rows"
     about = f" (showing {len(shown)} of {len(order)} {noun}, width={COLUMNS} cols"
     span = f"span={duration(high - low, run.unit)} from {since(low - run.zero, run.unit)}"
@@ -66,10 +78,11 @@ def timeline_view(run: Run, style: Style, sample: int = SAMPLE, sort_by: str | N
     gap, some = ("·", "╌") if style.unicode else (".", "-")
     scopes = bool(run.labels)
     if scopes:
-        legend = [style.scope(glyphs[i % len(glyphs)], i) + " " + style.clean(clip(label, 24))
-                  for i, label in enumerate(run.labels[:len(glyphs)])]
-        lines.append("  ".join([*legend, f"{some} in scopes less than half of the cell", f"{gap} outside",
-                                "%: of the row's life in scopes"]))
+        marks = [(glyphs[i % len(glyphs)], i, style.clean(clip(label, 24))) for i, label in
+                 enumerate(run.labels[:len(glyphs)])]
+        notes = [f"{some} in scopes less than half of the cell", f"{gap} outside", "%: of the row's life in scopes"]
+        lines += wrap([*(f"{style.scopes([(glyph, i)])} {label}" for glyph, i, label in marks), *notes], LEGEND,
+                      [*(len(label) + 2 for _, _, label in marks), *map(len, notes)])
     else:
         lines.append(style.clean(f"no regions: digits are the last digits of site ids, {gap} no record"))
     names, role = run.row_roles
@@ -77,10 +90,13 @@ def timeline_view(run: Run, style: Style, sample: int = SAMPLE, sort_by: str | N
     if run.row_clusters is not None:
         heads = [f"c{int(run.row_clusters[r])} {head}" for r, head in zip(shown, heads, strict=True)]
     if names:
-        tags = [clip(names[role[r]], 12) if role[r] >= 0 else "" for r in shown]
+        tags = [style.clean(clip(names[role[r]], 14)) if role[r] >= 0 else "" for r in shown]
         width = max(map(len, tags))
         heads = [f"{tag:{width}} {head}" for tag, head in zip(tags, heads, strict=True)]
     width = max(map(len, heads))
+    weight = row_weights(run, sort_by)
+    if weight is not None:
+        lines.append(style.clean(f"at the end of each line: {sort_by} of the row, longest first"))
     busy = {int(row): active / life for row, active, _, life in run.per_row.tolist() if life} if scopes else {}
     starts = np.searchsorted(run.intervals.row if scopes else run.trace.row, [shown, shown + 1])
     for row, head, a, b in zip(shown, heads, starts[0], starts[1], strict=True):
@@ -88,18 +104,19 @@ def timeline_view(run: Run, style: Style, sample: int = SAMPLE, sort_by: str | N
         if scopes:
             cells = _scope_cells(run, slice(a, b), low, high)
             cells[(cells >= 0) & (_duty(run, int(row), low, high) < HALF)] = SOME
-        text = "".join(_stretch(code, len(list(same)), glyphs, gap, some, scopes, style)
-                       for code, same in groupby(cells.tolist()))
+        text = style.scopes(_stretch(code, len(list(same)), glyphs, gap, some, scopes)
+                            for code, same in groupby(cells.tolist()))
         share = f" {busy[int(row)]:4.0%}" if int(row) in busy else ""
-        lines.append(f"{style.clean(head):{width}} {text}{share}")
+        share += style.clean(f"  {duration(int(weight[row]), run.unit)}") if weight is not None else ""
+        lines.append(f"{head:{width}} {text}{share}")
     return lines
 
 
-def _stretch(code: int, length: int, glyphs: str, gap: str, some: str, scopes: bool, style: Style) -> str:
-    """``length`` equal cells."""
+def _stretch(code: int, length: int, glyphs: str, gap: str, some: str, scopes: bool) -> tuple[str, int]:
+    """``length`` equal cells, and the scope whose colour they have."""
     if code < 0:
-        return (some if code == SOME else gap) * length
-    return style.scope(glyphs[code % len(glyphs)] * length, code) if scopes else str(code % 10) * length
+        return (some if code == SOME else gap) * length, -1
+    return (glyphs[code % len(glyphs)] * length, code) if scopes else (str(code % 10) * length, -1)
 
 
 def _edges(span: int) -> NDArray[Any]:

@@ -33,10 +33,11 @@ class Verdict:
 
 def judge(evidence: Mapping[str, Any], n_records: int, region_stats: Sequence[Mapping[str, Any]],
           rows_with_drops: int, n_rows: int, depth_needed: int | None = None,
-          apart: Collection[str] = ()) -> Verdict:
+          apart: Collection[str] = (), steps_back: tuple[int, str] = (0, "")) -> Verdict:
     """Verdict over ``evidence`` (keys outputs, outputs_detail, dropped, slowdown, cost_per_record, registers,
     occupancy); ``depth_needed`` is the record budget per thread that would have kept everything, if known;
-    ``apart`` are the labels of regions whose two sites never record in one row.
+    ``apart`` are the labels of regions whose two sites never record in one row; ``steps_back`` says how many records
+    have an earlier time than the one ahead of them, and by how much at most.
     """
     against: list[str] = []
     missing: list[str] = []
@@ -68,6 +69,9 @@ def judge(evidence: Mapping[str, Any], n_records: int, region_stats: Sequence[Ma
                            f"(pair rate {region['pair_rate']:.1%}, {region['broken_by_drops']} beside drops)")
         if region["backwards"]:
             against.append(f"region {region['label']}: {region['backwards']} intervals end before they begin")
+    if steps_back[0]:
+        against.append(f"{steps_back[0]} records are earlier than the one ahead of them in their row, by up to "
+                       f"{steps_back[1]}: a wrong clock, or a damaged file")
     word = "no" if against else "unknown" if missing else "yes"
     line = " · ".join([f"trustworthy: {word}", *(part for part in parts if part)])
     return Verdict(word, line, (*against, *missing))

@@ -60,6 +60,11 @@ def header(run: Run, number: int, total: int, style: Style) -> list[str]:
         ends = [since(a[key] - run.zero, unit) for key in ("t_min", "t_max")]
         part = "" if a["t_min"] == run.zero else f"these {' to '.join(ends)}; "
         entries.append(("Times", f"{part}+T counts from {run.zero}, the run's first record"))
+    if run.window is not None:
+        n = len(run.intervals)
+        text = "it holds no interval" if run.regions else "there are no regions that could lie in it"
+        entries.append(("Window", f"{n} intervals overlap it, tables show them whole; pipeline and shares count what "
+                        "lies inside" if n else text))
     entries += cost_notes(run)
     unmatched = a["unmatched_starts"] + a["unmatched_ends"]
     if unmatched:
@@ -122,7 +127,7 @@ def site_table(run: Run, style: Style, limit: int | None = None) -> list[str]:
             "mean", "max", "line", "instruction"]
     if not any(row[7] or row[8] for row in body):
         head, body = head[:7], [row[:7] for row in body]
-    return _titled("Per-site records", table(head, body, (0, 7, 8)) + more, style)
+    return _titled("Per-site records", table(style, head, body, (0, 7, 8)) + more, style)
 
 
 def instruction_of(site: Mapping[str, Any]) -> str:
@@ -147,7 +152,7 @@ def region_table(run: Run, style: Style, limit: int | None = None) -> list[str]:
         more = [*more, f"worst pair rate: {worst['label']} {worst['pair_rate']:.1%} ({worst['dropped']} "
                        f"records without a partner: {worst['at_edges']} first or last of a row,"
                        f" {worst['broken_by_drops']} beside drops)"]
-    return _titled("Paired regions", table(head, body, (0, 1)) + more, style)
+    return _titled("Paired regions", table(style, head, body, (0, 1)) + more, style)
 
 
 def scope_table(run: Run, style: Style, limit: int | None = None) -> list[str]:
@@ -161,7 +166,7 @@ def scope_table(run: Run, style: Style, limit: int | None = None) -> list[str]:
     head = ["scope_label", "count", "min", "p50", "mean", "p95", "max", "total", "role"]
     if not run.roles:
         head, body = head[:-1], [row[:-1] for row in body]
-    return _titled("Per-scope stats (by total time)", table(head, body, (0, 8)) + more, style)
+    return _titled("Per-scope stats (by total time)", table(style, head, body, (0, 8)) + more, style)
 
 
 def _role_of(run: Run, label: str) -> str:
@@ -197,7 +202,7 @@ def bubbles_view(run: Run, style: Style, limit: int = tables.LONGEST_BUBBLES) ->
         return _titled("Longest bubbles", ["none"], style)
     body = [(locator(run.trace.rows, b["row"]), duration(b["gap"], run.unit), since(b["start"] - run.zero, run.unit),
              f"{b['before']} -> {b['after']}", between(run, b["before"], b["after"])) for b in found]
-    return _titled("Longest bubbles", table(["row", "bubble", "at", "between", "line"], body, (0, 3, 4)), style)
+    return _titled("Longest bubbles", table(style, ["row", "bubble", "at", "between", "line"], body, (0, 3, 4)), style)
 
 
 def between(run: Run, before: str, after: str) -> str:
@@ -242,7 +247,7 @@ def outliers_view(run: Run, style: Style) -> list[str]:
         if t["outliers"]:
             body = [(locator(run.trace.rows, o["row"]), duration(o["active"], run.unit), f"{o['z']:+.1f}")
                     for o in t["outliers"]]
-            lines += table(["row", "active", "z"], body)
+            lines += table(style, ["row", "active", "z"], body)
     return _titled("Outliers", lines, style)
 
 
@@ -264,4 +269,4 @@ def longest_view(run: Run, scope: str, style: Style) -> list[str]:
     body = [(locator(run.trace.rows, e["row"]), duration(e["duration"], unit), since(e["start"] - run.zero, unit),
              e["record"], e["value"], e["smid"]) for e in longest_table(run, scope)]
     head = ["row", "duration", "at", "record", "value", "sm"]
-    return _titled(f"Longest {scope}", table(head, body), style)
+    return _titled(f"Longest {scope}", table(style, head, body), style)

@@ -9,7 +9,7 @@ from gwatch.common.format.align import begins
 from gwatch.common.format.compare import SIGNIFICANCE
 from gwatch.common.format.findings import findings
 from gwatch.common.format.iterations import iteration_table, slack_table
-from gwatch.common.format.listing import lines_of, taken_at
+from gwatch.common.format.listing import Line, lines_of, taken_at
 from gwatch.common.format.run import Run
 from gwatch.common.format.text import Style, clip, code_order, duration, locator, since, source_line, table
 from gwatch.common.format.views import WIDTH, between, instruction_of, verdict_lines
@@ -20,7 +20,9 @@ MAX_FINDINGS = 5
 MAX_RUNS = 12
 NEAR = 3
 """Instructions shown before and after each site."""
-MAX_CODE = 160
+MAX_SITES = 40
+MAX_SOURCE = 150
+"""Lines of sites and code together; where code would take more, fewer instructions around each site are shown."""
 
 
 def _block(title: str, lines: list[str], style: Style) -> list[str]:
@@ -31,7 +33,8 @@ def findings_view(run: Run, style: Style, limit: int | None = MAX_FINDINGS) -> l
     """What stands out, weightiest first; says so when nothing does."""
     found = findings(run)
     if not found:
-        return [style.bold("Findings") + ": none" + (" (no regions)" if not run.labels else "")]
+        why = " (no regions)" if not run.labels else "" if len(run.intervals) else " (nothing ran in what was chosen)"
+        return [style.bold("Findings") + f": none{why}"]
     shown = found if limit is None else found[:limit]
     more = [f"- … {len(found) - len(shown)} more (--findings)"] if len(found) > len(shown) else []
     return _block("Findings", [*(f"- [{f.code}] {clip(f.text, WIDTH * 2)}" for f in shown), *more], style)
@@ -54,7 +57,7 @@ def runs_view(runs: Sequence[Run], style: Style) -> list[str]:
     axis = "each on a time axis of its own"
     if aligned:
         axis = f"begins by the host's clock, within {duration(aligned[1], 'ns')}"
-    return _block(f"Runs ({axis})", table(head, body, (1, 3, 4, 7)) + more, style)
+    return _block(f"Runs ({axis})", table(style, head, body, (1, 3, 4, 7)) + more, style)
 
 
 def roles_view(run: Run, style: Style) -> list[str]:
@@ -65,7 +68,7 @@ def roles_view(run: Run, style: Style) -> list[str]:
     unit = run.unit
     body = [(clip(r["role"] or "no role", 24), r["rows"], duration(r["active"], unit), duration(r["bubble"], unit),
              f"{r['active_share']:.1%}") for r in role_table(run)]
-    return _block("Roles", table(["role", "rows", "active", "waiting", "active share"], body), style) + (
+    return _block("Roles", table(style, ["role", "rows", "active", "waiting", "active share"], body), style) + (
         _waits(run, style))
 
 
@@ -83,7 +86,7 @@ def _recorded_waits(run: Run, style: Style) -> list[str]:
              f"{since(w['longest_start'] - run.zero, unit)}") for w in found[:MAX_WAITS]]
     head = ["wait", "role", "line", "count", "total", "of life", "p50", "p95", "longest"]
     more = [f"… {len(found) - MAX_WAITS} more (--json)"] if len(found) > MAX_WAITS else []
-    return ["", *_block("Waits that were recorded", table(head, body, (0, 1, 2, 8)) + more, style)]
+    return ["", *_block("Waits that were recorded", table(style, head, body, (0, 1, 2, 8)) + more, style)]
 
 
 def _holes(run: Run, style: Style) -> list[str]:
@@ -100,7 +103,7 @@ def _holes(run: Run, style: Style) -> list[str]:
     head = ["role", "waits between", "line", "count", "total", "of life", "p50", "ended just before", "slack p50",
             "longest at"]
     more = [f"… {len(found) - MAX_WAITS} more kinds (--json)"] if len(found) > MAX_WAITS else []
-    return ["", *_block("Waits", table(head, body, (0, 1, 2, 7, 9)) + more, style)]
+    return ["", *_block("Waits", table(style, head, body, (0, 1, 2, 7, 9)) + more, style)]
 
 
 def iterations_view(run: Run, style: Style) -> list[str]:
@@ -112,7 +115,7 @@ def iterations_view(run: Run, style: Style) -> list[str]:
              *(duration(e[k], unit) for k in ("period_p50", "period_p95", "first_p50", "steady_p50", "last_p50")),
              e["in_flight"]) for e in loops]
     head = ["scope_label", "rows", "iterations", "period p50", "p95", "first p50", "steady", "last", "in flight"]
-    lines = _block("Iterations", table(head, body), style)
+    lines = _block("Iterations", table(style, head, body), style)
     pairs = slack_table(run)
     if not pairs:
         return lines
@@ -120,7 +123,10 @@ def iterations_view(run: Run, style: Style) -> list[str]:
              *(duration(e[k], unit) for k in ("slack_p5", "slack_p50", "slack_p95", "period_p50")), e["pace"] or "-")
             for e in pairs[:MAX_WAITS]]
     head = ["end of -> start of, by iteration", "blocks", "count", "slack p5", "p50", "p95", "period", "pace set by"]
-    return [*lines, "", *_block("Slack between roles (iterations matched by number)", table(head, rows, (0, 7)), style)]
+    first = max(e["prologue"] for e in pairs[:MAX_WAITS])
+    note = f"; while the pipeline fills, up to {first} left out" if first else ""
+    return [*lines, "", *_block(f"Slack between roles (iterations matched by number{note})",
+                                table(style, head, rows, (0, 7)), style)]
 
 
 def source_view(run: Run, style: Style) -> list[str]:
@@ -143,23 +149,33 @@ def source_view(run: Run, style: Style) -> list[str]:
                      clip(instruction_of(site), 46), s["count"] if s else 0,
                      duration(s["repeat_mean"] if s else None, run.unit), clip(", ".join(marks), 44)))
     head = ["site", "pc", "line", "instruction", "records", "repeat mean", "regions (mean)"]
-    lines = _block("Sites in code order", table(head, body, (0, 1, 2, 3, 6)), style)
-    code = _code(run)
+    more = [f"… {len(body) - MAX_SITES} more (--json)"] if len(body) > MAX_SITES else []
+    lines = _block("Sites in code order", table(style, head, body[:MAX_SITES], (0, 1, 2, 3, 6)) + more, style)
+    code = _code(run, style, MAX_SOURCE - len(lines))
     return [*lines, "", *_block("Code around the sites (time of what begins there)", code, style)] if code else lines
 
 
-def _code(run: Run) -> list[str]:
+def _code(run: Run, style: Style, room: int) -> list[str]:
     lines = lines_of(run)
     if not lines:
         return []
+    bodies = [_around(run, lines, near) for near in range(NEAR, -1, -1)]
+    body = next((body for body in bodies if len(body) <= room), bodies[-1])
+    more = [f"… {len(body) - room} more lines"] if len(body) > room else []
+    more += ["the page shows all code (-o FILE.html)"] if len(body) > room or body is not bodies[0] else []
+    return table(style, ["     at", "instruction", "time", "source"], body[:room], (0, 1, 3)) + more
+
+
+def _around(run: Run, lines: Sequence[Line], near: int) -> list[tuple[Any, ...]]:
+    """The sites with ``near`` instructions on both sides of each."""
     taken = taken_at(run)
     places = [i for i, line in enumerate(lines) if line.site is not None]
-    near = sorted({i for place in places for i in range(max(place - NEAR, 0), min(place + NEAR + 1, len(lines)))})
+    chosen = sorted({i for place in places for i in range(max(place - near, 0), min(place + near + 1, len(lines)))})
     body: list[tuple[Any, ...]] = []
     before, shown = None, ""
-    for i in near:
+    for i in chosen:
         line = lines[i]
-        if before is not None and (i != before + 1 or not line.follows):
+        if near and before is not None and (i != before + 1 or not line.follows):
             body.append(("", "...", "", ""))
         source = f"{line.place}  {line.source}".rstrip()
         here = line.site is not None
@@ -167,8 +183,7 @@ def _code(run: Run) -> list[str]:
         body.append((("> " if here else "  ") + f"{line.index:5}", clip(line.text, 58),
                      duration(total, run.unit) if total else "", clip(source, 56) if here or source != shown else ""))
         before, shown = i, source
-    more = [f"… {len(body) - MAX_CODE} more lines (the page shows all)"] if len(body) > MAX_CODE else []
-    return table(["     at", "instruction", "time", "source"], body[:MAX_CODE], (0, 1, 3)) + more
+    return body
 
 
 def both_verdicts(d: Mapping[str, Any], style: Style) -> list[str]:
@@ -194,7 +209,7 @@ def diff_view(d: Mapping[str, Any], style: Style) -> list[str]:
     head = ["scope_label", "count", "after", "p50", "after", "change", "total", "after", "p", "verdict"]
     span = d["span_after"] / d["span_before"] - 1 if d["span_before"] else 0.0
     lines = [f"span {duration(d['span_before'], unit)} -> {duration(d['span_after'], unit)} ({span:+.1%})"]
-    lines += table(head, body, (0, 9)) if body else ["no scope ran in both"]
+    lines += table(style, head, body, (0, 9)) if body else ["no scope ran in both"]
     for key, text in (("only_before", "only before"), ("only_after", "only after")):
         if d[key]:
             lines.append(f"{text}: {', '.join(d[key])}")
@@ -208,7 +223,7 @@ def diff_view(d: Mapping[str, Any], style: Style) -> list[str]:
         first = ["role", "ended by"] if name == "waits" else ["role"]
         if rows:
             head = [*first, "of life", "after", what, "after"]
-            parts += ["", *_block(title, table(head, rows, range(len(first))), style)]
+            parts += ["", *_block(title, table(style, head, rows, range(len(first))), style)]
     changed = [f"- {word} [{f['code']}] {clip(f['text'], WIDTH * 2)}" for word in ("gone", "new", "still")
                for f in d["findings"][word]]
     return [*parts, "", *_block("Findings, before and after", changed or ["none in either"], style)]

@@ -60,7 +60,6 @@ class Timeline {
     this.filter = $(this.root, ".filter");
     this.filter.addEventListener("input", () => this.arrange());
     this.order = $(this.root, ".order");
-    $(this.order, "[value=cluster]").hidden = !this.meta.cluster;
     this.order.addEventListener("change", () => this.arrange());
     const typical = $(this.root, ".typical");
     typical.textContent = "Block " + this.meta.typical_block + " (typical)";
@@ -136,6 +135,7 @@ class Timeline {
         tests.push((r) => (meta.roles[data.role[r]] || "").toLowerCase().includes(wanted));
         continue;
       }
+      if (word === "cluster" && !meta.cluster) return null;
       const list = columns[word] && words[i + 1] ? parseRanges(words[i + 1]) : null;
       if (!list) return null;
       tests.push((r) => list.some(([a, b]) => columns[word](r) >= a && columns[word](r) <= b));
@@ -148,10 +148,9 @@ class Timeline {
     return data.block[r] * meta.block_size + data.warp[r] * 32 + Math.max(0, lane);
   }
 
-  // Number of a row's cluster in the launch, x fastest; the block where there are no clusters.
+  // Number of a row's cluster in the launch, x fastest.
   cluster(r) {
     const { cluster, grid } = this.meta, block = this.data.block[r];
-    if (!cluster) return block;
     const at = [block % grid[0], Math.floor(block / grid[0]) % grid[1], Math.floor(block / (grid[0] * grid[1]))];
     const [x, y, z] = at.map((b, k) => Math.floor(b / cluster[k]));
     return x + Math.ceil(grid[0] / cluster[0]) * (y + Math.ceil(grid[1] / cluster[1]) * z);
