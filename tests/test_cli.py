@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from gwatch import errors
 from gwatch.cli.main import COMMANDS, main
 
+ROOT = Path(__file__).resolve().parents[1]
 BAD = [
     ["rewrite"],
     ["rewrite", "x.cubin", "--depth", "x"],
@@ -39,6 +41,40 @@ def test_modules_refuse_like_their_commands(module: str) -> None:
     assert done.returncode == 2 and done.stdout == ""
     assert done.stderr.startswith("gwatch: [usage] ") and done.stderr.count("\n") == 1
     assert f"python -m {module} --help" in done.stderr
+
+
+def shell(command: str, **environment: str) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(["bash", "-c", command.replace("gwatch", f"{sys.executable} -m gwatch", 1)], cwd=ROOT,
+                          env={**os.environ, **environment}, capture_output=True, check=False)
+
+
+TRACE = "examples/cuda/trace/hopper_product_h200.gwatch"
+CUBIN = "examples/cuda/trace/matmul_sm90.cubin"
+
+
+@pytest.mark.parametrize("arguments", [f"show {TRACE}", "skill", "schema trace", "--help", "--version", "doctor --json",
+                                       f"inspect {CUBIN}", f"disasm {CUBIN}", ""])
+def test_a_closed_standard_output_is_one_coded_line(arguments: str) -> None:
+    done = shell(f"gwatch {arguments} >&-")
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert done.stderr.startswith(b"gwatch: [no-output] ") and done.stderr.count(b"\n") == 1
+
+
+def test_a_closed_standard_error_leaves_the_output_alone() -> None:
+    done = shell("gwatch show none.json --json 2>&-")
+    assert done.returncode == 2 and json.loads(done.stdout)["code"] == "no-file" and done.stderr == b""
+
+
+@pytest.mark.parametrize("environment", [{"PYTHONIOENCODING": "latin-1"}, {"PYTHONIOENCODING": "ascii:strict"},
+                                         {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}])
+@pytest.mark.parametrize("arguments", [f"show {TRACE} --human", f"show {TRACE} --diff {TRACE} --human",
+                                       f"show {TRACE} --json", "--help", "show --help", f"inspect {CUBIN}",
+                                       f"rewrite {CUBIN} --list", f"diff {CUBIN} {CUBIN}"])
+def test_what_an_output_cannot_encode_is_told_otherwise(arguments: str, environment: dict[str, str]) -> None:
+    done = shell(f"gwatch {arguments}", **environment)
+    assert done.returncode == 0 and done.stderr == b""
+    assert done.stdout.decode("latin-1" if "latin-1" in environment.values() else "ascii")
+    assert b"\\u2588" not in done.stdout and b"Traceback" not in done.stdout
 
 
 def test_every_command_counts_instructions_without_the_padding(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import importlib
+import io
 import json
 import os
 import sys
@@ -69,6 +70,8 @@ class Parser(argparse.ArgumentParser):
 
 def run_command(name: str, arguments: list[str], prog: str | None = None) -> int:
     """Run one command with its arguments; returns the exit code."""
+    if not _streams():
+        return 2
     module = importlib.import_module(COMMANDS[name][0])
     parser = Parser(prog=prog or f"gwatch {name}", description=COMMANDS[name][1], epilog=epilog(name),
                     formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -98,6 +101,18 @@ def run_command(name: str, arguments: list[str], prog: str | None = None) -> int
         _refuse(UsageError("os-error", str(error), "check the disk, and where the output goes"), False)
         return 2
     return code
+
+
+def _streams() -> bool:
+    """Whether there is a standard output. What it can't encode it then shows escaped, as standard error does."""
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (kept open)
+    if sys.stdout is None:
+        _refuse(UsageError("no-output", "standard output is closed", "give one, such as >/dev/null or a file"), False)
+        return False
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+    return True
 
 
 def _check_output(args: argparse.Namespace) -> None:
@@ -151,6 +166,8 @@ def _refuse(error: GWatchError, as_json: bool) -> None:
 def main(argv: list[str] | None = None) -> int:
     """Entry point of the console script."""
     arguments = sys.argv[1:] if argv is None else argv
+    if not _streams():
+        return 2
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(_usage())
         if not arguments:
