@@ -10,6 +10,7 @@ from gwatch.errors import UsageError
 
 CUBIN, HOST, FATBIN, ARCHIVE = "a cubin", "a library or program", "a fat binary", "an archive"
 TRACE, PAGE, TIMELINE = "a trace", "a report's page", "a timeline for another viewer"
+PICTURE = "a picture"
 RING, SITE_MAP, FACTS, DIFFERENCES = "a ring file", "a site map", "facts from `gwatch inspect`", "a saved comparison"
 SASS, PTX = "SASS text", "PTX text"
 ARTIFACTS = (CUBIN, HOST, FATBIN, ARCHIVE)
@@ -22,6 +23,7 @@ _READERS = {
     TRACE: "`gwatch show {}` reads it",
     PAGE: "open it in a browser; `gwatch show` reads the same report as .json or .gwatch",
     TIMELINE: "open it in chrome://tracing or Perfetto; `gwatch show` reads the same report as .json or .gwatch",
+    PICTURE: "look at it in a viewer; `gwatch show` reads reports as .json or .gwatch",
     RING: "`gwatch decode {} --cubin PATCHED.cubin` reads it",
     SITE_MAP: "`gwatch decode RING --cubin {}` reads it",
     FACTS: "give the cubin, library or package itself",
@@ -38,6 +40,8 @@ _MAGIC = (
     (b"MZ", HOST),
     (b"!<arch>\n", HOST),
     (b"GWATCH\x01", TRACE),
+    (b"\x89PNG\r\n", PICTURE),
+    (b"\xff\xd8\xff", PICTURE),
     (b"GWRING1\n", RING),
 )
 _TEXT = (
@@ -67,8 +71,27 @@ def kind_of(path: str | os.PathLike[str]) -> str | None:
     for magic, kind in _MAGIC:
         if head.startswith(magic):
             return kind
+    if _is_packets(head, file.stat().st_size):
+        return TIMELINE
     text = head.lstrip()
     return next((kind for pattern, kind in _TEXT if re.match(pattern, text, re.S | re.I)), None)
+
+
+def _is_packets(head: bytes, size: int) -> bool:
+    """Whether a file begins as Perfetto's traces do: with packets end to end, each a tag, its length and fields."""
+    at, found = 0, 0
+    while at < len(head) - 6:
+        length, shift, place = 0, 0, at + 1
+        while head[place] >= 128 and shift < 28:
+            length |= (head[place] & 127) << shift
+            place, shift = place + 1, shift + 7
+        length |= (head[place] & 127) << shift
+        first = head[place + 1]
+        if head[at] != 10 or length == 0 or first < 8 or first & 7 not in (0, 1, 2, 5):
+            return False
+        at, found = place + 1 + length, found + 1
+    # A text that begins with an empty line has no such bytes.
+    return found > 0 and at <= size and any(byte < 9 or 13 < byte < 32 for byte in head)
 
 
 def expect(path: str | os.PathLike[str], *wanted: str) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from gwatch._kinds import kind_of
 from gwatch.cli.main import main
 from gwatch.cuda.binary.elf import SHDR, Elf
 
@@ -142,6 +143,7 @@ KINDS: dict[str, bytes] = {
     "a trace": TRACE.read_bytes()[:4096],
     "a report's page": b"<!doctype html>\n<html></html>",
     "a timeline for another viewer": b'{"displayTimeUnit":"ns","traceEvents":[]}',
+    "a picture": b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR",
     "a ring file": b"GWRING1\n\x02\0\0\0{}",
     "a site map": b'{"version":1,"kernel":"k","arch":"sm_90","descriptor_symbol":"d"}',
     "facts from `gwatch inspect`": b'{"format": "gwatch-inspect"}',
@@ -175,6 +177,22 @@ def test_another_kind_of_file_is_named_with_its_reader(
         file.write_bytes(KINDS[kind])
         said = refused([str(file) if word == "FILE" else word for word in command], capsys)
         assert f"[wrong-kind] {file} is {kind}" in said and "; " in said, said
+
+
+def test_a_perfetto_trace_is_no_report_and_texts_are_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["show", str(TRACE), "-o", str(tmp_path / "t.pftrace")]) == 0
+    capsys.readouterr()
+    file = tmp_path / "file"
+    file.write_bytes((tmp_path / "t.pftrace").read_bytes())
+    said = refused(["show", str(file)], capsys)
+    assert f"[wrong-kind] {file} is a timeline for another viewer" in said and "; " in said
+    # The protocol's smallest traces: one packet of one field; two packets.
+    for data, kind in ((b"\n\x06\x08\x01\x10\x02\x18\x03", True), (b"\n\x02\x08\x01" * 3, True),
+                       (b"\n\n  {}\n", False), (b"\n\x02\x08\x01\n\x02\x08\x01XXXXXXXX", False), (b"\n", False)):
+        file.write_bytes(data)
+        assert (kind_of(file) == "a timeline for another viewer") == kind, data
 
 
 def test_an_input_is_never_the_output(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -100,6 +100,16 @@ def test_damage_anywhere_is_refused_or_harmless(tmp_path, capsys):
     assert refused > 200
 
 
+def test_bytes_behind_the_end_are_refused(tmp_path, capsys):
+    report(specialised(blocks=1, warps=2, iterations=2)).render(tmp_path / "t.gwatch")
+    good = (tmp_path / "t.gwatch").read_bytes()
+    for more in (b"\0", good, b"\n" * 1000):
+        (tmp_path / "t.gwatch").write_bytes(good + more)
+        assert main(["show", str(tmp_path / "t.gwatch"), "--json"]) == 2
+        out, err = capsys.readouterr()
+        assert json.loads(out)["code"] == "bad-archive" and f"{len(more)} bytes behind its end" in err
+
+
 def test_a_short_file_is_refused():
     for raw in (MAGIC, MAGIC + b"\xff" * 8, MAGIC + (5).to_bytes(8, "little") + b"\xc1" * 5):
         with pytest.raises(GWatchError, match=r"\[bad-archive\]"):

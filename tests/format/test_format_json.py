@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from importlib.resources import files
 
 import jsonschema
@@ -216,6 +217,40 @@ def test_damaged_statements_about_the_recording_are_refused(name, value, tmp_pat
     assert main(["show", str(path)]) == 2
     out, err = capsys.readouterr()
     assert out == "" and err.count("\n") == 1 and err.startswith("gwatch: [bad-")
+
+
+@pytest.mark.parametrize("value", [1 << 70, -(1 << 63) - 1, 1 << 64, float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("place", [
+    "slowdown.median", "slowdown.high", "cost_per_record", "registers.before", "occupancy.needed", "dropped",
+    "sampled.ctas", "site_regions.0.0", "launch.stream", "clock.residual_p999_ns", "sites.0.pc", "scope_stats.0.p50",
+    "t_zero", "warnings.0"])
+def test_numbers_that_no_form_could_hold_are_refused(place, value, tmp_path, capsys):
+    clock = {"pairs": 3, "sms": 1, "residual_p999_ns": 1.0, "timer_step_ns": 32}
+    result = specialised(blocks=1, warps=2, iterations=2, sampled={"ctas": 1}, clock=clock, warnings=["w"])
+    data = rendered(report(result), tmp_path)
+    analysis = data["sections"][1]["data"]["runs"][0]["analysis"]
+    *way, last = [int(word) if word.isdecimal() else word for word in place.split(".")]
+    for word in way:
+        analysis = analysis[word]
+    analysis[last] = value
+    path = tmp_path / "broken.json"
+    path.write_text(json.dumps(data))
+    for form in ("gwatch", "html", "json"):
+        assert main(["show", str(path), "-o", str(tmp_path / f"out.{form}")]) == 2
+        out, err = capsys.readouterr()
+        assert out == "" and err.count("\n") == 1 and re.match(r"gwatch: \[bad-re(port|gion)\] ", err)
+        assert not (tmp_path / f"out.{form}").exists()
+
+
+def test_numbers_of_other_sections_and_of_programs_are_checked(tmp_path):
+    file = File()
+    file.add_section(Section("raw", {"a": [1, {"b": 1 << 64}]}, "Section_Other"))
+    file.render(tmp_path / "t.json")
+    with pytest.raises(TraceError, match=r"\[bad-report\] .*t.json: sections\[1\].a\[1\].b does not fit 64 bits"):
+        File.load(tmp_path / "t.json")
+    with pytest.raises(TraceError, match=r"\[bad-number\]"):
+        file.render(tmp_path / "t.gwatch")
+    assert not (tmp_path / "t.gwatch").exists()
 
 
 def test_stored_tables_are_not_believed(tmp_path, capsys):

@@ -89,7 +89,11 @@ def archive_chunks(report: File) -> Iterator[bytes]:
         else:
             data = json.loads("".join(section.json_chunks()))
         sections.append({"title": section.title, "type": section.type, "data": data})
-    header: bytes = msgpack.packb({"title": report.title, "sections": sections}, unicode_errors="surrogatepass")
+    try:
+        header: bytes = msgpack.packb({"title": report.title, "sections": sections}, unicode_errors="surrogatepass")
+    except OverflowError:
+        raise TraceError("bad-number", "a number of the report does not fit 64 bits", "write it as .json, or say less "
+                         "in the result's statements") from None
     yield MAGIC + len(header).to_bytes(8, "little") + header
     yield from writer.parts
 
@@ -109,20 +113,28 @@ def read_archive(raw: bytes, where: str) -> dict[str, Any]:
     if not isinstance(header, dict):
         raise TraceError("bad-archive", f"{where} has a header of another form")
     body = memoryview(raw)[16 + size:]
+    ends = [0]
     for section in header.get("sections") or ():
         data = section.get("data") if isinstance(section, Mapping) else None
         runs = data.get("runs") if isinstance(data, dict) else None
         for run in runs if isinstance(runs, list) else ():
             if isinstance(run, dict) and isinstance(run.get("records"), dict):
-                run["records"] = _resolve(run["records"], body, where)
+                run["records"] = _resolve(run["records"], body, ends, where)
+    if max(ends) != len(body):
+        raise TraceError("bad-archive", f"{where} has {len(body) - max(ends)} bytes behind its end")
     return header
 
 
-def _resolve(block: dict[Any, Any], body: memoryview, where: str) -> dict[Any, Any]:
-    return {name: _column(value[REFERENCE], body, f"{where}: column {name}")
-            if isinstance(value, dict) and REFERENCE in value
-            else _resolve(value, body, where) if isinstance(value, dict) else value
-            for name, value in block.items()}
+def _resolve(block: dict[Any, Any], body: memoryview, ends: list[int], where: str) -> dict[Any, Any]:
+    """``block`` with its columns in place; where each ends is added to ``ends``."""
+    found: dict[Any, Any] = {}
+    for name, value in block.items():
+        if isinstance(value, dict) and REFERENCE in value:
+            found[name] = _column(value[REFERENCE], body, f"{where}: column {name}")
+            ends.append(value[REFERENCE][2] + value[REFERENCE][3])
+        else:
+            found[name] = _resolve(value, body, ends, where) if isinstance(value, dict) else value
+    return found
 
 
 def _column(reference: Any, body: memoryview, where: str) -> NDArray[Any]:

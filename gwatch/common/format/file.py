@@ -15,6 +15,7 @@ from gwatch.common.format.iket import is_iket, read_iket
 from gwatch.common.format.jsonin import read_run
 from gwatch.common.format.jsonout import ROW_FORM_LIMIT, dump, run_chunks
 from gwatch.common.format.run import Run, run_of
+from gwatch.common.format.statements import check_numbers
 from gwatch.errors import GWatchError, TraceError, UsageError
 
 DEFAULT_TITLE = "G-Watch Report"
@@ -237,6 +238,7 @@ def _load_section(report: File, entry: dict[str, Any], where: str) -> None:
         report.generated_at = when if isinstance(when, str) else None
         return
     if kind != Section_IntraKernelTrace.__name__:
+        check_numbers(data, where)
         report.add_section(Section(title, data, kind))
         return
     runs = data.get("runs") if isinstance(data, dict) else None

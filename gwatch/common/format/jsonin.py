@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from gwatch.common.format.records import TIME_LIMIT, Geometry, Rows, Trace, row_ids, triple
 from gwatch.common.format.regions import parse_regions
 from gwatch.common.format.run import EVIDENCE, Run, known_roles, run_of
-from gwatch.common.format.statements import check_statements
+from gwatch.common.format.statements import OWN, check_numbers, check_statements
 from gwatch.errors import TraceError
 
 
@@ -29,6 +29,7 @@ def read_run(data: Mapping[str, Any], where: str) -> Run:
         raise TraceError("bad-report", f"{where} is no object")
     block = data.get("analysis") or {}
     check_statements(data, block, where)
+    check_numbers(data, where, OWN)
     if not isinstance(data.get("records"), Mapping):
         return run_of(data)
     regions = parse_regions(block.get("site_regions"))

@@ -20,6 +20,8 @@ from gwatch.common.format.records import Trace
 from gwatch.errors import SiteError
 
 PAIRINGS = ("nested", "fifo")
+SITES = 1 << 31
+"""Site numbers are below."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +100,8 @@ def parse_regions(site_regions: Iterable[Any] | None) -> tuple[Region, ...]:
             enter, leave = int(items[0]), int(items[1])
         except (TypeError, ValueError, IndexError, OverflowError):
             items, enter, leave = (), 0, 0
+        if not (0 <= enter < SITES and 0 <= leave < SITES):
+            raise SiteError("bad-region", f"region {entry!r} names no site", f"they are numbered from 0 to {SITES - 1}")
         if not 2 <= len(items) <= 4 or isinstance(entry, str):
             raise SiteError("bad-region", f"{entry!r} is no region", "write (enter site, leave site, label)")
         if enter == leave:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from math import isfinite
 from typing import Any
 
 from gwatch.common.format.listing import fits
@@ -61,6 +62,30 @@ FORMS: dict[str, Callable[[Any], bool]] = {
     "site_regions": _list,
 }
 """Entry of ``analysis`` -> does a value that is not null have the form that the views expect?"""
+
+
+OWN = ("records", "trace_results")
+"""Entries of a run whose numbers are checked where they are read."""
+
+
+def check_numbers(data: Any, where: str, skip: tuple[str, ...] = ()) -> None:
+    """Refuse numbers that no view and no other form of the report could hold: integers beyond 64 bits, infinities, NaN.
+
+    ``skip``: entries of ``data`` itself to leave out. Raises TraceError ``[bad-report]`` naming the place.
+    """
+    left = [(where, data if not skip or not isinstance(data, Mapping) else
+             {key: value for key, value in data.items() if key not in skip})]
+    while left:
+        place, value = left.pop()
+        if isinstance(value, Mapping):
+            left += ((f"{place}.{key}", entry) for key, entry in value.items())
+        elif isinstance(value, list):
+            left += ((f"{place}[{i}]", entry) for i, entry in enumerate(value)
+                     if not isinstance(entry, str))
+        elif isinstance(value, float) and not isfinite(value):
+            raise TraceError("bad-report", f"{place} is {value}, which is no number")
+        elif isinstance(value, int) and not -(1 << 63) <= value < 1 << 64:
+            raise TraceError("bad-report", f"{place} does not fit 64 bits")
 
 
 def check_statements(run: Mapping[str, Any], analysis: Any, where: str) -> None:
