@@ -23,6 +23,7 @@ _CONSTANT = re.compile(r"c\[0x0\]\s?\[(?:(?:UR[0-9]+\+)?(0x[0-9a-f]+)|U?RZ)\]")
 _BRACKETS = re.compile(r"(?<!desc)\[([^\]]*)\]")
 _SPECIAL = re.compile(r"\bSR_[A-Z0-9_.]+")
 _LOADS = frozenset({"LDG", "LD", "LDS", "LDL", "LDSM", "ATOM", "ATOMG", "ATOMS", "TEX", "TLD", "SULD"})
+_ATOMICS = frozenset({"ATOM", "ATOMG", "ATOMS"})
 _GLOBAL_LOADS = frozenset({"LDG", "LD", "ATOM", "ATOMG"})
 _CONSTANT_LOADS = frozenset({"LDC", "ULDC", "LDCU"})
 _SPECIALS = frozenset({"S2R", "S2UR", "CS2R", "CS2UR"})
@@ -209,7 +210,7 @@ class _Tracer:
             return self.sums.parameter(_offset(constant) + 4 * place)
         mnemonic, sources = one.mnemonic, one.sources
         if mnemonic in _LOADS:
-            return self.loaded(state, condition, sources, number)
+            return self.loaded(state, condition, one, number)
         if mnemonic in _SPECIALS and _SPECIAL.match(sources[0] if sources else ""):
             if place:
                 return None
@@ -230,11 +231,12 @@ class _Tracer:
 
         return self.sums.result(mnemonic, one.modifiers, sources, number, lookup)
 
-    def loaded(
-        self, state: dict[Register, Held], condition: str, sources: tuple[str, ...], number: int
-    ) -> Form:
-        """A word read from memory: it varies with its address."""
-        names = REGISTER.findall(" ".join(sources))
+    def loaded(self, state: dict[Register, Held], condition: str, one: Statement, number: int) -> Form:
+        """A word read from memory: it varies with its address. What an atomic operation found differs each time; of
+        what comes back from a thread's own stack nothing is known, it was computed once."""
+        if one.mnemonic == "LDL":
+            return self.sums.atom(number, Atom(Kind.OTHER))
+        names = REGISTER.findall(" ".join(one.sources))
         held = [state.get((file, int(first))) for file, first in names if file in ("R", "UR")]
         forms = [self.form(one, condition) for one in held if one is not None]
         atoms = [self.sums.atoms[atom] for form in forms for atom, _ in form.terms]
@@ -242,7 +244,8 @@ class _Tracer:
             number,
             Atom(
                 Kind.LOADED, 0,
-                any(a.per_thread for a in atoms), any(a.iterates for a in atoms), frozenset(), True,
+                one.mnemonic in _ATOMICS or any(a.per_thread for a in atoms), any(a.iterates for a in atoms),
+                frozenset(), True,
             ),
         )  # fmt: skip
 

@@ -13,9 +13,10 @@ from gwatch.sass.code import split_text
 
 REGISTER = re.compile(r"\b(U?R|U?P)([0-9]+)\b")
 PREDICATE = re.compile(r"U?P(?:[0-9]+|T)$")
+_TARGET = re.compile(r"U?R(?:[0-9]+|Z)$")
 _SPLIT = re.compile(r",\s*(?![^\[]*\])")
 _COMPARES = frozenset(
-    {"ISETP", "UISETP", "FSETP", "DSETP", "PLOP3", "UPLOP3", "PSETP", "VOTE", "HSETP2", "R2P"}
+    {"ISETP", "UISETP", "FSETP", "UFSETP", "DSETP", "PLOP3", "UPLOP3", "PSETP", "UPSETP", "HSETP2"}
 )
 _SILENT = frozenset(
     [
@@ -64,6 +65,8 @@ def statement(text: str) -> Statement:
             file, first = match[1], int(match[2])
             count = _width(mnemonic, modifiers) if file in ("R", "UR") else 1
             registers = tuple((file, first + place) for place in range(count))
+        if target == "PR":  # the whole predicate file
+            registers = tuple(("P", number) for number in range(7))
         written.append(registers)
         for register in registers:
             writes |= bit(register)
@@ -130,10 +133,15 @@ def needed(
 
 
 def _targets(mnemonic: str, parts: list[str]) -> list[str]:
-    """The operands that are written: the first one, and the predicates directly behind it."""
+    """The operands that are written: the first one, and the predicates directly behind it; where the first one is a
+    predicate, the register behind it, too."""
     if mnemonic in _COMPARES:
         return [part for part in parts[:2] if PREDICATE.match(part)]
+    if mnemonic == "VOTE":
+        return parts[: 1 if PREDICATE.match(parts[0]) else 2]
     targets = parts[:1]
+    if len(parts) > 1 and PREDICATE.match(parts[0]) and mnemonic != "FCHK" and _TARGET.match(parts[1]):
+        return parts[:2]
     while len(targets) < min(3, len(parts)) and PREDICATE.match(parts[len(targets)]):
         targets.append(parts[len(targets)])
     return targets

@@ -51,6 +51,7 @@ KNOWN: dict[str, tuple[set[tuple[str, str]], set[tuple[str, str]]]] = {
     "dtype_triple": ({("dtype", "argument 0")}, PLAIN),
     "dtype_uniform": ({("dtype", "argument 0")}, PLAIN),
     "gather_pointers": ({("dtype", "argument 0"), ("gather", "")}, PLAIN),
+    "gather_queue": ({("gather", "")}, PLAIN),
     "gather_shared": ({("gather", "")}, PLAIN),
     "loop": ({("loop", "argument 0")}, PLAIN),
     "mask_branches": ({("mask", "argument 0")}, PLAIN),
