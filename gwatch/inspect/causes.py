@@ -79,13 +79,15 @@ class Place:
 @dataclass(frozen=True, slots=True)
 class Surroundings:
     """What a kernel's places are judged by. ``numbers``: constant bank offsets -> ordinals of the arguments there that
-    are no pointers. ``described``: the arguments' divisibility is what was promised to the compiler (else unknown)."""
+    are no pointers. ``described``: the arguments' divisibility is what was promised to the compiler (else unknown).
+    ``debug``: the code was made for a debugger, access by access as it was written."""
 
     arguments: list[Argument]
     described: bool
     sums: Sums
     order: Order
     numbers: Callable[[frozenset[int]], tuple[int, ...]]
+    debug: bool = False
 
     def factors(self, part: Atom) -> tuple[int, ...]:
         """Ordinals of the arguments that a part of an address was multiplied with."""
@@ -134,6 +136,8 @@ class _Group:
 
     def cause(self, place: Place) -> Cause:
         """The cause of one of the narrow accesses."""
+        if self.around.debug:
+            return Cause("unknown", self._name, "the code was compiled for a debugger (-G), which merges nothing")
         merge = self._merge(place, self._neighbours(place))
         if place.is_strong and merge is not None:
             return Cause(

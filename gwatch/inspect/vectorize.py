@@ -117,7 +117,7 @@ def vectorization(
     places = _Places(view, kernel, description, sums)
     found = [place for place in map(places.of, seen) if place is not None]
     order = Order(code, blocks, found)
-    around = Surroundings(places.arguments, description is not None, sums, order, places.numbers)
+    around = Surroundings(places.arguments, description is not None, sums, order, places.numbers, view.is_debug)
     causes = explain(found, around)
     lines = kernel.map_address_to_line
     accesses = []

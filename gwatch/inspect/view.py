@@ -46,6 +46,11 @@ class CubinView:
         return any(section.name.startswith(".note.gwatch") for section in self.cubin.elf.sections)
 
     @property
+    def is_debug(self) -> bool:
+        """Whether it was compiled for a debugger (-G), without optimization (-lineinfo leaves line tables alone)."""
+        return self.cubin.elf.find(".nv_debug_info_reg_sass") is not None
+
+    @property
     def arch(self) -> Arch:
         return self.cubin.arch
 

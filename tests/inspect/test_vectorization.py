@@ -416,3 +416,11 @@ def test_equal_bytes_are_told_apart_by_what_is_said_of_them(
         found.append((places[0], places[1:], wide.arguments[0].divisibility))
     assert found == expected
     assert [len(images) for images in report.given.values()] == [1, 1]
+
+
+def test_code_for_a_debugger_is_not_explained_by_its_shape() -> None:
+    view = CubinView.of((FIXTURES.parent.parent / "binary" / "data" / "debug_sm90.cubin").read_bytes())
+    found = [a.cause for kernel in view.kernels for a in vectorization(view, kernel).accesses if a.cause is not None]
+    assert found
+    assert {(cause.name, "-G" in cause.text) for cause in found} == {("unknown", True)}
+    assert not CubinView.of(COPY_CUBIN).is_debug
