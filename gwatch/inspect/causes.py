@@ -233,7 +233,7 @@ class _Group:
                 return None
             members.append(best[at])
             at += best[at].bytes
-        if at != start + width or place not in members:
+        if at != start + width or all(member is not place for member in members):
             return None
         return _Merge(width, tuple(members), self._level(members))
 
@@ -392,7 +392,7 @@ class _Group:
         run = self._run(place)
         if any(other.bytes >= FULL_BYTES for other in run):
             return Cause("tail", self._name, "the rest of a row beside 16-byte accesses of the same address")
-        if _together(run) > FULL_BYTES and any(other in self._bodies for other in run):
+        if _together(run) > FULL_BYTES and any(other.index in self._bodies for other in run):
             return Cause("tail", self._name, f"the rest of a row of {_together(run)} bytes")
         if varying and any(not self._alike(place, other) for other in self.wide):
             return Cause("tail", self._name, "the rest beside 16-byte accesses of the same argument")
@@ -410,20 +410,19 @@ class _Group:
         return any(part.loaded and (part.per_thread or part.iterates) for part in parts)
 
     @cached_property
-    def _bodies(self) -> list[Place]:
-        """Places that could have been merged with others."""
-        return [
-            place for place in self.members
+    def _bodies(self) -> dict[int, Place]:
+        """Places that could have been merged with others, by index."""
+        return {
+            place.index: place for place in self.members
             if place.bytes < FULL_BYTES and self._merge(place, self._neighbours(place)) is not None
-        ]  # fmt: skip
+        }  # fmt: skip
 
     def _has_body(self, place: Place) -> bool:
-        return any(not self._together(place, other) for other in self._bodies)
+        return any(not self._together(place, other) for other in self._bodies.values())
 
     def _strides(self, place: Place, run: list[Place]) -> Cause | None:
         around, total = self.around, _together(run)
-        beside = [other for other in self.members if self._alike(place, other) and other is not place]
-        for other in beside:  # places of one thread that an argument's value sets apart
+        for other in self._kinds(place):  # places of one thread that an argument's value sets apart
             for atom, _ in (other.form - place.form).terms:
                 part = around.sums.atoms[atom]
                 numbers = around.numbers(part.parameters) if part.kind is Kind.PARAMETER else around.factors(part)
@@ -472,8 +471,8 @@ class _Group:
 
     def _small(self, place: Place, run: list[Place]) -> Cause:
         total = _together(run)
-        behind = (other for other in self.members if self.around.order.on_one_way(place, other))
-        if any(self._is_unrelated(place, other) for other in behind):
+        others = (other for (_, _, terms), other in self._firsts.items() if terms != place.form.terms)
+        if any(self.around.order.on_one_way(place, other) and self._is_unrelated(place, other) for other in others):
             return Cause(
                 "unknown", self._name,
                 f"a thread has only {self._unit(total)} bytes in a row there, but its other places may be anywhere",
@@ -489,6 +488,21 @@ class _Group:
                     "dtype", self._name, f"a thread has only {self._unit(total)} bytes in a row there{shared}"
                 )
         return Cause("unknown", self._name, "neither arguments nor address arithmetic show why")
+
+    @cached_property
+    def _firsts(self) -> dict[tuple[int, str, tuple[tuple[int, int], ...]], Place]:
+        """One place for each block, condition and sum: those that differ in a constant alone are all alike."""
+        firsts: dict[tuple[int, str, tuple[tuple[int, int], ...]], Place] = {}
+        for place in self.members:
+            firsts.setdefault((place.block, place.guard_key, place.form.terms), place)
+        return firsts
+
+    def _kinds(self, place: Place) -> list[Place]:
+        """Places under the same condition that are at no constant distance, one of each kind."""
+        return [
+            other for (block, key, terms), other in self._firsts.items()
+            if (block, key) == (place.block, place.guard_key) and terms != place.form.terms
+        ]  # fmt: skip
 
     def _is_unrelated(self, place: Place, other: Place) -> bool:
         """Whether nothing is known of the distance between two places: they may be neighbours."""
