@@ -220,6 +220,7 @@ def _pick(learner: Learner, state: State, label: int) -> list[int]:
         if parts.opcode not in seen:
             seen.add(parts.opcode)
             words.append(word)
+    most = len(words) + PER_FORM * 4
     for word, parts in known:
         short = [(n, text) for n, (kind, text) in enumerate(parts.values)
                  if kind == "N" or (kind == "I" and len(text) < 5)]
@@ -228,7 +229,7 @@ def _pick(learner: Learner, state: State, label: int) -> list[int]:
                 seen.add(name)
                 words.append(word)
                 break
-        if len(words) >= PER_FORM * 4:
+        if len(words) >= most:
             break
     return words + _unmet(learner, model, label, known)
 
