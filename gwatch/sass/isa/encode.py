@@ -575,10 +575,14 @@ class Encoder:
         return [(mask, bits) for mask, bits in ways if any(w & mask == bits for w in words)] or ways
 
     def _hidden_bits(self, key: Key, form: Form, hidden: int, cut: Cut) -> int:
-        """What compiler words of at least two projects have in the ``hidden`` bits."""
+        """What compiler words have in the ``hidden`` bits.
+
+        Of bits that were proved not to matter, any value is a word with this text: two projects must agree on these.
+        """
         known = 0
         bits = 0
         sensitive = self._modifier_bits(key)
+        matters = int(key.extra.get("sensitive", "0"), 16)
         for number, pool in enumerate(self._pools(key, form, cut)):
             ones = zeros = 0
             shown: dict[str, int] = {}
@@ -594,9 +598,9 @@ class Encoder:
                 raise EncodeError("encode-ambiguous", f"{'.'.join(cut.opcode)} {cut.skeleton} is in no compiler word, "
                                   f"and similar ones differ in bits {clash} that the text does not show",
                                   "give the whole word")
-            twice = _shown_twice(shown)
-            bits |= ones & twice
-            known |= twice
+            settled = _shown_twice(shown) | (ones | zeros) & matters
+            bits |= ones & settled
+            known |= settled
             if not hidden & ~known:
                 return bits
         open_bits = hidden & ~known
