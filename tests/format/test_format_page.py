@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from html.parser import HTMLParser
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,9 +16,10 @@ from format_synth import REGIONS, ROLES, many, result_of, specialised
 
 from gwatch.common.format import File, Section, Section_IntraKernelTrace
 from gwatch.common.format.html import embed
+from gwatch.common.format.looks import STRIPES, looks
 from gwatch.common.format.payload import pack, payload, typical_block
 from gwatch.common.format.run import run_of
-from gwatch.common.format.select import kernel_tag, parse_token
+from gwatch.common.format.select import apply_selection, kernel_tag, parse_token
 
 HOSTILE = '</script><script>alert(1)</script><img src=x onerror=alert(2)>&"\'\u2028'
 
@@ -259,6 +262,145 @@ def test_a_selection_is_measured_and_copied_as_a_token_that_show_reads(browser, 
     assert 0 < selection.t0 < selection.t1 < run.analysis["span"]
     browser.key("Escape")
     assert browser.problems == []
+
+
+def copied(browser, button):
+    browser.ask(f"document.querySelector('.run:not([hidden]) .{button}').click()")
+    browser.ask("new Promise((done) => setTimeout(done, 200))")
+    return browser.text(".run:not([hidden]) .state").removeprefix("Copied: ")
+
+
+@needs_browser
+def test_rows_without_a_time_are_chosen_at_any_time(browser, tmp_path):
+    result = specialised(blocks=8)
+    browser.open(page(tmp_path, result))
+    run, box = run_of(result, REGIONS, ROLES), browser.box(".time")
+    low = typical_block(run) * 8
+    # Along the names of rows, and straight down in the chart: both choose rows and no span of time.
+    for x in (box["left"] + 60, box["left"] + 500):
+        browser.drag(x, box["top"] + 92, x + 2, box["top"] + 170)
+        assert re.search(r"selected any time × 4 rows", browser.text(".state"))
+        assert browser.ask("document.querySelector('.fit').hidden") is True
+        selection = parse_token(copied(browser, "copy"))
+        (ids,) = selection.ids
+        assert ids[1] - ids[0] == 3 and low < ids[0] and (selection.t0, selection.t1) == (0, run.analysis["span"])
+        chosen = apply_selection(run, selection)
+        assert chosen.window is None and len(chosen.trace.rows) == 4
+        rows = np.flatnonzero((run.trace.rows.block * 8 + run.trace.rows.warp >= ids[0])
+                              & (run.trace.rows.block * 8 + run.trace.rows.warp <= ids[1]))
+        assert len(chosen.intervals) == int(np.isin(run.intervals.row, rows).sum())
+        browser.key("Escape")
+    # A short way down chooses one row.
+    browser.drag(box["left"] + 60, box["top"] + 92, box["left"] + 60, box["top"] + 98)
+    assert "any time × 1 row" in browser.text(".state")
+    browser.drag(box["left"] + 500, box["top"] + 92, box["left"] + 500, box["top"] + 98)
+    assert "any time × 1 row" in browser.text(".state")
+    assert browser.problems == []
+
+
+@needs_browser
+def test_the_copied_command_is_one_that_a_shell_runs(browser, tmp_path):
+    regions = [(0, 1, "it's load; $(x)"), *REGIONS[1:]]
+    browser.open(page(tmp_path, specialised(), specialised(seed=2), regions=regions, roles=None))
+    browser.ask("document.querySelectorAll('.pills button')[1].click()")
+    browser.ask("new Promise((done) => setTimeout(done, 300))")
+    browser.ask("document.querySelectorAll('.run:not([hidden]) .legend input')[2].click()")
+    box = browser.box(".run:not([hidden]) .time")
+    browser.drag(box["left"] + 400, box["top"] + 60, box["left"] + 700, box["top"] + 60)
+    words = shlex.split(copied(browser, "command"))
+    assert words[:5] == ["gwatch", "show", "trace.json", "--run", "1"] and words[5] == "--select" and len(words) == 7
+    assert parse_token(words[6]).scopes == ("it's load; $(x)", "math")
+    browser.ask("document.querySelectorAll('.pills button')[0].click()")
+    browser.ask("new Promise((done) => setTimeout(done, 300))")
+    box = browser.box(".run:not([hidden]) .time")
+    browser.drag(box["left"] + 400, box["top"] + 60, box["left"] + 700, box["top"] + 60)
+    words = shlex.split(copied(browser, "command"))
+    assert "--run" not in words and parse_token(words[-1]).scopes is None
+    assert browser.problems == []
+
+
+@needs_browser
+def test_times_that_lie_ages_apart_do_not_hang_the_page(browser, tmp_path):
+    result = result_of({(b, 0): [(0, 1000 + b), (1, 1500 + b)] for b in range(20)}, (20, 1, 1), (32, 1, 1))
+    result["records"]["time"][0] = -(1 << 62) + 1
+    browser.open(page(tmp_path, result, regions=REGIONS[:1], roles=None))
+    for _ in range(60):
+        browser.ask("document.querySelector('.zoom-in').click()")
+    browser.frame()
+    browser.ask("document.querySelector('.all').click()")
+    browser.frame()
+    assert browser.text(".state").startswith("20 rows")
+    assert browser.problems == []
+
+
+@needs_browser
+def test_what_one_looks_for_is_in_view_at_1280(tmp_path):
+    hopper = Path(__file__).resolve().parents[2] / "examples/cuda/trace/hopper_product_h200.gwatch"
+    report = File.load(hopper)
+    report.render(tmp_path / "t.html")
+    with Browser(1280, 900) as browser:
+        browser.open(tmp_path / "t.html")
+        box = browser.box(".time")
+        browser.drag(box["left"] + 400, box["top"] + 60, box["left"] + 700, box["top"] + 60)
+        for name in (".state", ".copy", ".command"):
+            place = browser.box(name)
+            assert 0 < place["top"] < 880 and place["width"] > 0
+        assert "selected" in browser.text(".state")
+        wide = browser.ask("[...document.querySelectorAll('.scroll')].filter((s) => s.scrollWidth > s.clientWidth)"
+                           ".length")
+        assert wide == 0 and browser.ask("document.documentElement.scrollWidth") == 1280
+        browser.ask("(() => { const f = document.querySelector('.filter'); f.value = 'block 99';"
+                    " f.dispatchEvent(new Event('input')); })()")
+        browser.frame()
+        assert "none of 96 rows is what the filter asks for" in browser.text(".state")
+        assert "pixel" not in browser.text(".state")
+        assert browser.problems == []
+
+
+@needs_browser
+def test_waits_do_not_look_alike(tmp_path):
+    hopper = Path(__file__).resolve().parents[2] / "examples/cuda/trace/hopper_product_h200.gwatch"
+    run = File.load(hopper).runs[0]
+    look = looks(run)[:len(run.labels)]
+    assert len(set(look)) == len(look) == 10
+    for label, mine in zip(run.labels, look, strict=True):
+        assert (mine.hatch >= STRIPES) == ("wait" in label)
+    File.load(hopper).render(tmp_path / "t.html")
+    # Each drawn alone in a picture of its own, the fills differ in what a screen shows.
+    with Browser(1280, 900) as browser:
+        browser.open(tmp_path / "t.html")
+        drawn = []
+        for k in range(len(look)):
+            browser.ask("(() => { const all = [...document.querySelectorAll('.legend label')];"
+                        " for (const l of all) if (l.querySelector('input').checked) l.querySelector('input').click();"
+                        f" all.find((l) => l.innerText.trim() === {json.dumps(run.labels[k])}).querySelector('input')"
+                        ".click(); })()")
+            browser.frame()
+            browser.frame()
+            drawn.append(browser.ask("""(() => {
+              const canvas = document.querySelector(".time"), copy = document.createElement("canvas"), seen = {};
+              copy.width = canvas.width;
+              copy.height = canvas.height;
+              const context = copy.getContext("2d", { willReadFrequently: true });
+              context.drawImage(canvas, 0, 0);
+              const data = context.getImageData(160, 40, canvas.width - 170, canvas.height - 60).data;
+              for (let p = 0; p < data.length; p += 4) {
+                const key = [data[p], data[p + 1], data[p + 2]].map((v) => v >> 4).join();
+                seen[key] = (seen[key] || 0) + 1;
+              }
+              return Object.entries(seen).sort((a, b) => b[1] - a[1]).slice(0, 12).map((e) => e[0]).join(" ");
+            })()"""))
+        assert len(set(drawn)) == len(look)
+        assert browser.problems == []
+
+
+def test_looks_are_told_apart_for_many_scopes():
+    rows = {(0, 0): [(k, 10 * k) for k in range(80)]}
+    regions = [(2 * k, 2 * k + 1, f"{'wait' if k % 2 else 'work'} {k:02}") for k in range(28)]
+    run = run_of(result_of(rows, (1, 1, 1), (32, 1, 1)), regions)
+    found = looks(run)
+    assert len(found) == 28 + 80 - 56 and len(set(found[:28])) == 28
+    assert all(look.hatch == 0 for look in found[28:]) and len(set(found[28:])) == 7
 
 
 @needs_browser

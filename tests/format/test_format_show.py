@@ -464,7 +464,7 @@ def test_next_commands_can_be_pasted(tmp_path, monkeypatch, capsys):
     for name in ("é x.json", "-x.json", "it's.json", "tab\t.json"):
         path = Path(saved(tmp_path, specialised(), specialised(seed=2), name="t.json"))
         path.rename(tmp_path / name)
-        token = format_token(run_of(specialised(seed=2)), 500, 900, "warp", ((8, 9),))
+        token = format_token(run_of(specialised(seed=2)), 100, 3000, "warp", ((8, 9),))
         flags = ["--run", "1", "--select", token, "--stime", "+600ns", "--block", "1"]
         code, out, _ = show(capsys, *flags, "--", name)
         commands = [line[2:] for line in out.split("\nNext\n")[1].splitlines()]
@@ -539,3 +539,17 @@ def test_sorting_by_a_time_prints_it(capsys):
     first = next(line for line in out.splitlines() if re.search(r"\bb\d+ w\d+ ", line))
     assert f"b{run.trace.rows.block[row]} w{run.trace.rows.warp[row]} " in first
     assert first.endswith(f"  {longest / 1000:.2f} us") and "lifetime of the row" in out
+
+
+def test_windows_of_a_selection_and_of_the_command_line_both_hold(tmp_path, capsys):
+    result = specialised()
+    path, run = saved(tmp_path, result), run_of(result, REGIONS, ROLES)
+    token = format_token(run, 500, 900)
+    for flags, low, high in (([], 500, 900), (["--stime", "+600ns"], 600, 900), (["--etime", "+700ns"], 500, 700),
+                             (["--stime", "+0ns", "--etime", "+100us"], 500, 900)):
+        data = json.loads(show(capsys, path, "--json", "--select", token, *flags)[1])
+        assert (data["t_min"] - run.zero, data["t_max"] - run.zero) == (low, high)
+    code, _, err = show(capsys, path, "--select", token, "--stime", "+1us")
+    assert code == 2 and "[bad-range]" in err
+    whole = json.loads(show(capsys, path, "--json", "--select", format_token(run, 0, 1 << 40))[1])
+    assert whole["region_stats"] == json.loads(show(capsys, path, "--json")[1])["region_stats"] != []

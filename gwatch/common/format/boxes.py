@@ -7,13 +7,14 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
+from gwatch.common.format.looks import Look
 from gwatch.common.format.text import clip, duration
 
 WIDTH, LABEL, RIGHT, LINE, TOP = 1120, 190, 90, 26, 24
 
 
 def box_strips(stats: Sequence[Mapping[str, Any]], roles: Mapping[str, str], labels: Sequence[str],
-               unit: str) -> str:
+               looks: Sequence[Look], unit: str) -> str:
     """SVG per scope, grouped by role: whisker min to max, box p25 to p75, median; "" without scopes."""
     if not stats:
         return ""
@@ -35,7 +36,7 @@ def box_strips(stats: Sequence[Mapping[str, Any]], roles: Mapping[str, str], lab
             parts.append(f'<text class="role" x="0" y="{y + 17}">{escape(role)}</text>')
             y += LINE
         for s in groups[role]:
-            parts.append(_strip(s, labels.index(s["scope_label"]), y, x, unit))
+            parts.append(_strip(s, looks[labels.index(s["scope_label"])], y, x, unit))
             y += LINE
     ticks = "".join(
         f'<line class="grid" x1="{x(v):.1f}" x2="{x(v):.1f}" y1="{TOP - 4}" y2="{y}"/>'
@@ -51,14 +52,14 @@ def _ticks(low: float, high: float) -> list[int]:
     return [v for v in values if 10 ** low <= v * 1.0001 and v <= 10 ** high * 1.0001]
 
 
-def _strip(s: Mapping[str, Any], ink: int, y: int, x: Any, unit: str) -> str:
+def _strip(s: Mapping[str, Any], look: Look, y: int, x: Any, unit: str) -> str:
     middle = y + LINE // 2
     label = escape(clip(str(s["scope_label"]), 26))
     title = escape(f"{s['scope_label']}: " + ", ".join(
         f"{k} {duration(s[k], unit)}" for k in ("min", "p25", "p50", "mean", "p75", "p95", "max")))
     width = max(2.0, x(s["p75"]) - x(s["p25"]))
     value = escape(duration(s["p50"], unit))
-    return (f'<g class="ink{min(ink, 7)}"><title>{title}</title>'
+    return (f'<g class="{look.css}"><title>{title}</title>'
             f'<text class="label" x="{LABEL - 12}" y="{middle + 4}">{label}</text>'
             f'<path class="whisker" d="M{x(s["min"]):.1f} {middle}H{x(s["max"]):.1f}"/>'
             f'<rect class="box" x="{x(s["p25"]):.1f}" y="{middle - 7}" width="{width:.1f}" height="14"/>'

@@ -8,6 +8,7 @@ from html import escape
 
 import numpy as np
 
+from gwatch.common.format.looks import Look, looks
 from gwatch.common.format.losses import I64
 from gwatch.common.format.run import Run
 from gwatch.common.format.text import clip, duration
@@ -49,14 +50,14 @@ def histogram(durations: I64) -> Histogram:
 def histograms(run: Run, stats: Sequence[Mapping[str, object]]) -> str:
     """One picture per scope, longest total first; "" without scopes."""
     length = run.intervals.end - run.intervals.start
-    parts = []
+    parts, look = [], looks(run)
     for s in stats[:MAX_SCOPES]:
         k = run.labels.index(str(s["scope_label"]))
-        parts.append(_picture(histogram(length[run.scope == k]), str(s["scope_label"]), k, run.unit))
+        parts.append(_picture(histogram(length[run.scope == k]), str(s["scope_label"]), look[k], run.unit))
     return f'<div class="histograms">{"".join(parts)}</div>' if parts else ""
 
 
-def _picture(h: Histogram, label: str, ink: int, unit: str) -> str:
+def _picture(h: Histogram, label: str, look: Look, unit: str) -> str:
     bars = [*h.counts.tolist(), *([h.above] if h.above else [])]
     peak, step = max(bars), WIDTH / max(12, len(bars))
     body = []
@@ -76,7 +77,7 @@ def _picture(h: Histogram, label: str, ink: int, unit: str) -> str:
         body.append(f'<rect{kind} x="{i * step:.1f}" y="{HEAD + HIGH - tall:.1f}" width="{max(1.0, step - 1):.1f}" '
                     f'height="{tall:.1f}"><title>{escape(text)}</title></rect>')
     right = ("more, to " if h.above else "") + duration(h.top, unit)
-    return (f'<svg class="ink{min(ink, 7)}" viewBox="0 0 {WIDTH} {HEAD + HIGH + FOOT}" role="img" '
+    return (f'<svg class="{look.css}" viewBox="0 0 {WIDTH} {HEAD + HIGH + FOOT}" role="img" '
             f'aria-label="{escape(f"Histogram of {label}")}"><text x="0" y="12">{escape(clip(label, 30))}</text>'
             f'<text class="soft end" x="{WIDTH}" y="12">{int(h.counts.sum()) + h.above:,} runs, bins of '
             f'{escape(duration(h.width, unit))}</text>{"".join(body)}'

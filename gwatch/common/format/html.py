@@ -17,6 +17,7 @@ from gwatch.common.format.boxes import box_strips
 from gwatch.common.format.findings import findings
 from gwatch.common.format.histograms import histograms
 from gwatch.common.format.listing import lines_of, taken_at
+from gwatch.common.format.looks import looks
 from gwatch.common.format.payload import payload
 from gwatch.common.format.run import Run, plain
 from gwatch.common.format.text import code_order, duration, locator, since, source_line
@@ -92,6 +93,8 @@ def _pills(runs: Sequence[Run], number: int) -> Iterator[str]:
 def _run(run: Run, number: int, hidden: bool) -> Iterator[str]:
     a = run.analysis
     meta, blob = payload(run)
+    for scope, look in zip(meta["scopes"], looks(run), strict=True):
+        scope.update(ink=look.ink, hatch=look.hatch)
     yield f'<article class="run" id="run-{number}"{" hidden" if hidden else ""}>\n'
     yield _verdict(a["verdict"])
     yield _facts(run, a)
@@ -100,7 +103,7 @@ def _run(run: Run, number: int, hidden: bool) -> Iterator[str]:
     yield '<div class="columns">\n'
     yield _sites(run, a)
     yield _code(run)
-    boxes = box_strips(a["scope_stats"], run.roles, run.labels, run.unit)
+    boxes = box_strips(a["scope_stats"], run.roles, run.labels, looks(run), run.unit)
     yield _card("How long one run of each region takes", boxes, "wide")
     yield _card("How often it takes how long", histograms(run, a["scope_stats"]), "wide")
     yield _scopes(run, a)
@@ -189,13 +192,13 @@ def _panel(run: Run) -> str:
             '<button type="button" class="zoom-in" title="Zoom in (+)">+</button>'
             '<button type="button" class="reset" title="Whole trace (0, double click)">Reset</button></div>'
             '<div class="legend"></div>'
-            '<div class="stage"><canvas class="overview" height="34"></canvas>'
-            '<canvas class="time" tabindex="0" aria-label="Timeline: rows over time"></canvas>'
-            '<div class="tip" hidden></div></div>'
             '<div class="readout"><span class="state"></span><span class="spring"></span>'
             '<button type="button" class="fit" hidden>Zoom to selection</button>'
             '<button type="button" class="copy" hidden>Copy selection</button>'
             '<button type="button" class="command" hidden>Copy as gwatch command</button></div>'
+            '<div class="stage"><canvas class="overview" height="34"></canvas>'
+            '<canvas class="time" tabindex="0" aria-label="Timeline: rows over time"></canvas>'
+            '<div class="tip" hidden></div></div>'
             '<p class="hint">Drag selects · wheel scrolls · Ctrl+wheel zooms time · Alt+wheel zooms rows · '
             'arrows pan · + − zoom · 0 resets</p></div>\n')
 

@@ -138,14 +138,17 @@ def keep_time(run: Run, start: int | None, end: int | None) -> Run:
     """
     first, last = run.time_range
     low, high = first if start is None else start, last if end is None else end
-    if start is not None and end is not None and low > high:
+    if run.window is not None:
+        low, high = max(low, run.window[0]), min(high, run.window[1])
+    if low > high and (run.window is not None or (start is not None and end is not None)):
         raise TraceError("bad-range", f"the time window {low} to {high} is empty")
     if len(run.trace) and (low > last or high < first):
         side = f"after {low}" if low > last else f"before {high}"
         ends = " to ".join(since(time - run.zero, run.unit) for time in (first, last))
         raise TraceError("empty-window", f"nothing was recorded {side}", f"these records lie from {ends} ({first} to "
                          f"{last}); times with a unit or + count from the run's first record")
-    return replace(run, window=(low, high))
+    # A window around all there is limits nothing.
+    return run if low <= first and high >= last else replace(run, window=(low, high))
 
 
 def keep_scopes(run: Run, scopes: tuple[str, ...]) -> Run:

@@ -1,8 +1,7 @@
 // Theme, numbers, and the unpacking of the drawing data.
 
-const GUTTER = 148, AXIS = 24, HEAD = 20, INKS = 7;
+const GUTTER = 148, AXIS = 24, HEAD = 20, INKS = 7, DOTS = 1, TINT = 0.42;
 const $ = (root, selector) => root.querySelector(selector);
-const ink = (scope) => (scope < INKS ? scope : INKS);
 
 // ---- theme ----
 const rootElement = document.documentElement;
@@ -90,6 +89,41 @@ async function unpack(meta, text) {
   return Object.assign(data, { rows, marks, first, start, longest, active, deepest });
 }
 
+// ---- how scopes look ----
+// A colour mixed with the ground, as hatched scopes have it.
+function tint(colour, share = TINT) {
+  const ground = rgb(colours.card);
+  return `rgb(${rgb(colour).map((part, k) => Math.round(ground[k] + (part - ground[k]) * share)).join(",")})`;
+}
+// Fill of a scope: its colour, or a tint of it with dots (hatch 1) or stripes that rise, fall or cross (2, 3, 4).
+function fill(context, { ink, hatch }) {
+  const colour = colours.ink[ink];
+  if (!hatch) return colour;
+  const key = colours.card + colour + hatch;
+  if (!cache[key]) {
+    const tile = document.createElement("canvas"), size = 7, c = tile.getContext("2d");
+    tile.width = tile.height = size;
+    c.fillStyle = tint(colour);
+    c.fillRect(0, 0, size, size);
+    c.strokeStyle = c.fillStyle = colour;
+    c.lineWidth = 1.8;
+    c.beginPath();
+    if (hatch === DOTS) { c.arc(3.5, 3.5, 1.7, 0, 7); c.fill(); }
+    for (let shift = hatch === DOTS ? 9 : -size; shift <= size; shift += size) {
+      if (hatch !== 3) { c.moveTo(shift, size); c.lineTo(shift + size, 0); }
+      if (hatch !== 2) { c.moveTo(shift, 0); c.lineTo(shift + size, size); }
+    }
+    c.stroke();
+    cache[key] = context.createPattern(tile, "repeat");
+  }
+  return cache[key];
+}
+// The colour of a scope where there is no room for its hatch.
+const plain = ({ ink, hatch }) => (hatch ? tint(colours.ink[ink], 0.62) : colours.ink[ink]);
+
+function quoted(word) {
+  return "'" + word.replaceAll("'", "'\\''") + "'";
+}
 function element(tag, text) {
   const node = document.createElement(tag);
   if (text !== undefined) node.textContent = text;

@@ -75,28 +75,39 @@ class Folding extends Timeline {
     c.drawImage(layer, GUTTER, y + 1);
   }
 
+  // The ways that scopes look, and which is each scope's.
+  kinds() {
+    if (!this.looks) {
+      const names = this.meta.scopes.map(({ ink, hatch }) => `${ink} ${hatch}`), unique = [...new Set(names)];
+      this.looks = { kinds: unique.map((name) => this.meta.scopes[names.indexOf(name)]),
+        kindOf: names.map((name) => unique.indexOf(name)) };
+    }
+    return this.looks;
+  }
+
   // What rows do at each pixel, as a stack: the height of a colour is the share of the rows in it.
   stack(image, rows, top, high) {
     const { data } = this, wide = image.width, scale = wide / (this.t1 - this.t0);
-    const kinds = INKS + 1, counts = new Uint32Array(wide * kinds), words = new Uint32Array(image.data.buffer);
+    const { kinds, kindOf } = this.kinds(), counts = new Uint32Array(wide * kinds.length);
+    const words = new Uint32Array(image.data.buffer);
     for (const r of rows) {
       for (let m = this.firstMark(r); m < data.first[r + 1] && data.start[m] <= this.t1; m++) {
         if (!this.shown[data.scope[m]] || data.depth[m]) continue;
-        const a = Math.max(0, Math.floor((data.start[m] - this.t0) * scale)), kind = ink(data.scope[m]);
+        const a = Math.max(0, Math.floor((data.start[m] - this.t0) * scale)), kind = kindOf[data.scope[m]];
         const b = Math.min(wide - 1, Math.floor((data.start[m] + data.length[m] - this.t0) * scale));
-        for (let x = a; x <= b; x++) counts[x * kinds + kind]++;
+        for (let x = a; x <= b; x++) counts[x * kinds.length + kind]++;
       }
     }
-    const lit = new Set(this.meta.scopes.map((scope, i) => (this.lit(i) ? ink(i) : -1)));
-    const inks = colours.ink.map((colour, kind) =>
-      rgb(colour).reduce((word, part, k) => word | part << (8 * k), (lit.has(kind) ? 255 : 46) << 24));
+    const lit = new Set(this.meta.scopes.map((scope, i) => (this.lit(i) ? kindOf[i] : -1)));
+    const inks = kinds.map((look, kind) =>
+      rgb(plain(look)).reduce((word, part, k) => word | part << (8 * k), (lit.has(kind) ? 255 : 46) << 24));
     for (let x = 0; x < wide; x++) {
       let sum = 0, filled = 0, all = 0;
-      for (let kind = 0; kind < kinds; kind++) all += counts[x * kinds + kind];
-      for (let kind = 0; kind < kinds; kind++) {
-        if (!counts[x * kinds + kind]) continue;
+      for (let kind = 0; kind < kinds.length; kind++) all += counts[x * kinds.length + kind];
+      for (let kind = 0; kind < kinds.length; kind++) {
+        if (!counts[x * kinds.length + kind]) continue;
         // A row with several short intervals in one pixel counts more than once; whatever is there shows.
-        sum += counts[x * kinds + kind];
+        sum += counts[x * kinds.length + kind];
         const level = Math.min(high, Math.max(filled + 1, Math.round(sum / Math.max(rows.length, all) * high)));
         for (; filled < level; filled++) words[(top + high - 1 - filled) * wide + x] = inks[kind];
       }

@@ -227,23 +227,32 @@ class Panel extends Folding {
     this.draw();
   }
   zoomToSelection() {
-    if (!this.selection) return;
+    if (!this.selection || this.selection.t0 === null) return;
     const { t0, t1 } = this.selection;
     this.selection = null;
     this.window(t0, t1);
   }
 
+  // A drag along the names of rows, or straight down, chooses rows at any time.
   select(from, to) {
-    const a = this.time(Math.max(GUTTER, Math.min(from.x, to.x))), b = this.time(Math.max(from.x, to.x));
+    const left = Math.max(GUTTER, Math.min(from.x, to.x)), right = Math.max(from.x, to.x), any = right - left < 4;
     const clamp = (t) => Math.max(0, Math.min(this.span, t));
-    this.selection = { t0: Math.round(clamp(a)), t1: Math.round(clamp(b)), rows: null };
     const first = this.rowAt(Math.min(from.y, to.y)), last = this.rowAt(Math.max(from.y, to.y));
-    if (first >= 0 && last > first && Math.abs(to.y - from.y) > 10) this.selection.rows = [first, last];
+    const several = first >= 0 && (last > first || (any && last === first)) && Math.abs(to.y - from.y) > (any ? 4 : 10);
+    if (any && !several) { this.selection = null; return; }
+    let t0 = Math.round(clamp(this.time(left))), t1 = Math.round(clamp(this.time(right)));
+    if (t0 === t1) [t0, t1] = [Math.floor(clamp(this.time(left))), Math.ceil(clamp(this.time(right)))];
+    this.selection = { t0: any ? null : t0, t1: any ? null : t1, rows: several ? [first, last] : null };
+  }
+
+  commandLine() {
+    const run = +this.root.id.replace("run-", "");
+    return `gwatch show trace.json${run ? ` --run ${run}` : ""} --select ${quoted(this.token())}`;
   }
 
   token() {
     const { meta, data } = this, s = this.selection;
-    const parts = [`gwtrace/1 kernel=${meta.tag} t=${s.t0}:${s.t1}${meta.unit}`];
+    const parts = [`gwtrace/1 kernel=${meta.tag} t=${s.t0 ?? 0}:${s.t1 ?? meta.span}${meta.unit}`];
     const chosen = s.rows ? this.rows.slice(s.rows[0], s.rows[1] + 1)
       : this.rows.length < data.rows ? this.rows : null;
     if (chosen) {

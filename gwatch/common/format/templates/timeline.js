@@ -48,7 +48,7 @@ class Timeline {
       tick.type = "checkbox";
       tick.checked = true;
       tick.addEventListener("change", () => { this.shown[i] = tick.checked; this.draw(); });
-      swatch.className = "ink" + ink(i);
+      swatch.className = `ink${scope.ink} hatch${scope.hatch}${scope.mark ? " mark" : ""}`;
       label.append(tick, swatch, scope.label);
       box.append(label);
     }
@@ -71,7 +71,7 @@ class Timeline {
     on(".reset", () => this.reset());
     on(".fit", () => this.zoomToSelection());
     on(".copy", () => this.copy(this.token()));
-    on(".command", () => this.copy(`gwatch show trace.json --select '${this.token()}'`));
+    on(".command", () => this.copy(this.commandLine()));
   }
 
   // Rows that pass the filter, in display order, under one head per role (or SM).
@@ -250,7 +250,9 @@ class Timeline {
     c.strokeStyle = colours.grid;
     c.textAlign = "center";
     c.beginPath();
-    for (let t = Math.ceil(this.t0 / step) * step; t <= this.t1; t += step) {
+    // Counted, not added up: where times are so far apart that a step is lost in them, that would never end.
+    for (let first = Math.ceil(this.t0 / step), i = 0; (first + i) * step <= this.t1 && i < w; i++) {
+      const t = (first + i) * step;
       const x = Math.round(this.x(t)) + 0.5;
       c.moveTo(x, AXIS - 4);
       c.lineTo(x, h);
@@ -335,7 +337,7 @@ class Timeline {
         lastX[scope] = a + wide;
         const inset = height >= 10 ? Math.min(data.depth[m] * step, height - 6) : 0;
         c.globalAlpha = this.lit(scope) ? 1 : 0.18;
-        c.fillStyle = colours.ink[ink(scope)];
+        c.fillStyle = wide < 4 ? plain(meta.scopes[scope]) : fill(c, meta.scopes[scope]);
         // A hair of the row's ground between neighbours keeps back-to-back intervals apart.
         const body = wide > 4 ? wide - 1 : wide;
         c.fillRect(a, y + pad + inset, body, Math.max(1, height - 2 * pad - inset));
@@ -362,7 +364,7 @@ class Timeline {
     }
     const thick = Math.max(3, Math.min(8, Math.round(height / 3)));
     c.globalAlpha = 0.34;
-    c.fillStyle = colours.ink[ink(this.data.scope[mark])];
+    c.fillStyle = colours.ink[this.meta.scopes[this.data.scope[mark]].ink];
     c.fillRect(from + 1, y - thick / 2, to - from - 2, thick);
     c.globalAlpha = 1;
   }
@@ -384,10 +386,16 @@ class Timeline {
   label(c, scope, x, y, wide, height) {
     const room = Math.floor((wide - 9) / 6.2), text = this.meta.scopes[scope].label;
     if (room < Math.min(8, text.length)) return;
-    const [red, green, blue] = rgb(colours.ink[ink(scope)]);
+    const look = this.meta.scopes[scope], [red, green, blue] = rgb(look.hatch ? tint(colours.ink[look.ink]) : plain(look));
+    const shown = text.length > room ? text.slice(0, room - 1) + "…" : text;
+    if (look.hatch) {
+      // Letters on stripes are hard to read: they get a plate.
+      c.fillStyle = tint(colours.ink[look.ink]);
+      c.fillRect(x + 2, y + height / 2 - 7, Math.min(wide - 4, c.measureText(shown).width + 7), 14);
+    }
     c.fillStyle = 0.299 * red + 0.587 * green + 0.114 * blue > 130 ? "#10151b" : "#ffffff";
     c.textAlign = "left";
-    c.fillText(text.length > room ? text.slice(0, room - 1) + "…" : text, x + 5, y + height / 2 + 0.5);
+    c.fillText(shown, x + 5, y + height / 2 + 0.5);
   }
 
   // Many rows per pixel: every pixel shows the mean of what its rows do there.
@@ -396,7 +404,7 @@ class Timeline {
     const wide = Math.max(1, Math.floor((w - GUTTER) * ratio)), high = Math.max(1, Math.ceil((y1 - y0) * ratio));
     const hit = new Uint32Array(wide * high), red = new Float32Array(wide * high);
     const green = new Float32Array(wide * high), blue = new Float32Array(wide * high);
-    const rowsIn = new Uint32Array(high), inks = colours.ink.map(rgb), ground = rgb(colours.card);
+    const rowsIn = new Uint32Array(high), inks = this.meta.scopes.map((s) => rgb(plain(s))), ground = rgb(colours.card);
     const scale = wide / (this.t1 - this.t0);
     for (let i = from; i < to; i++) {
       const r = this.rows[i], top = (this.y(i, g) - y0) * ratio;
@@ -409,7 +417,7 @@ class Timeline {
         if (!this.shown[scope]) continue;
         const a = Math.max(0, Math.floor((data.start[m] - this.t0) * scale));
         const b = Math.min(wide - 1, Math.floor((data.start[m] + data.length[m] - this.t0) * scale));
-        const [cr, cg, cb] = inks[ink(scope)];
+        const [cr, cg, cb] = inks[scope];
         for (let y = first; y <= last; y++) {
           for (let p = y * wide + a, end = y * wide + b; p <= end; p++) {
             hit[p]++;
@@ -440,7 +448,8 @@ class Timeline {
   paintSelection(c, w, h) {
     const s = this.selection;
     if (s) {
-      const a = Math.max(GUTTER, this.x(s.t0)), b = Math.min(w, this.x(s.t1));
+      const a = s.t0 === null ? GUTTER : Math.max(GUTTER, this.x(s.t0));
+      const b = s.t0 === null ? w : Math.min(w, this.x(s.t1));
       let y0 = AXIS, y1 = h;
       if (s.rows) {
         y0 = this.y(s.rows[0], this.groupOf(s.rows[0]));
@@ -487,14 +496,17 @@ class Timeline {
     const s = this.selection, unit = this.meta.unit, total = this.data.rows;
     const noun = total === 1 ? "row" : "rows", all = total.toLocaleString("en");
     let rows = `${this.rows.length === total ? "" : this.rows.length.toLocaleString("en") + " of "}${all} ${noun}`;
-    if (this.rowHeight <= 0.5) rows += `, ${Math.round(1 / this.rowHeight)} to a pixel (mean colours)`;
+    if (!this.rows.length) rows = `none of ${all} ${noun} is what the filter asks for`;
+    else if (this.rowHeight <= 0.5) rows += `, ${Math.round(1 / this.rowHeight)} to a pixel (mean colours)`;
     let text = `${rows} · ${duration(Math.round(this.t0), unit)} to ${duration(Math.round(this.t1), unit)}`;
     if (this.note) text = this.note;
     if (s) {
-      text += ` · selected ${duration(Math.round(s.t1 - s.t0), unit)}`;
-      if (s.rows) text += ` × ${s.rows[1] - s.rows[0] + 1} rows`;
+      text += ` · selected ${s.t0 === null ? "any time" : duration(Math.round(s.t1 - s.t0), unit)}`;
+      const n = s.rows ? s.rows[1] - s.rows[0] + 1 : 0;
+      if (n) text += ` × ${n} row${n > 1 ? "s" : ""}`;
     }
     $(this.root, ".state").textContent = text;
-    for (const name of [".fit", ".copy", ".command"]) $(this.root, name).hidden = !s;
+    for (const name of [".copy", ".command"]) $(this.root, name).hidden = !s;
+    $(this.root, ".fit").hidden = !s || s.t0 === null;
   }
 }
