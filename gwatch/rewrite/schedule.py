@@ -36,7 +36,8 @@ class Line:
     None. ``joins``: control may arrive here other than from the line before. ``owner``: which insertion it
     belongs to (-1: none). ``foreign``: registers that it reads of the kernel although the run writes them as well;
     ``releases``: registers of the run's that the kernel may overwrite from here on. ``claims``: what the registers of
-    inserted code that it names stand for, which the hazard checker holds it to.
+    inserted code that it names stand for, which the hazard checker holds it to. ``pad``: a NOP that is only there for
+    its stall.
     """
 
     text: str
@@ -48,6 +49,7 @@ class Line:
     releases: frozenset[Key] = frozenset()
     claims: Mapping[Key, str] = field(default_factory=dict)
     control: Control = field(default_factory=Control)
+    pad: bool = False
 
     @property
     def name(self) -> str:
@@ -220,6 +222,7 @@ class Scheduler:
 
     def _run(self, run: Run, boards: dict[int, _Pending]) -> _State:
         """Schedule one run from its start; the returned state's times count from the end of the run."""
+        self._unpad(run)
         state = _State(boards)
         issued: list[int] = []
         arriving: dict[int, list[dict[int, _Pending]]] = {}
@@ -298,7 +301,7 @@ class Scheduler:
         self, run: Run, position: int, owner: int, arriving: dict[int, list[dict[int, _Pending]]]
     ) -> None:
         """Put a NOP before line ``position``; branches to that line still lead to it."""
-        run.lines.insert(position, Line("NOP", self.nop, owner))
+        run.lines.insert(position, Line("NOP", self.nop, owner, pad=True))
         for line in run.lines:
             if line.target is not None and line.target != TO_ORIGINAL and line.target >= position:
                 line.target += 1
@@ -306,6 +309,17 @@ class Scheduler:
             arriving[place + 1] = arriving.pop(place)
         if run.entry and position <= run.entry:
             run.entry += 1
+
+    @staticmethod
+    def _unpad(run: Run) -> None:
+        """Take the NOPs of an earlier pass out again."""
+        for position in range(len(run.lines) - 1, -1, -1):
+            if run.lines[position].pad:
+                del run.lines[position]
+                run.entry -= position < run.entry
+                for line in run.lines:
+                    if line.target is not None and line.target > position:
+                        line.target -= 1
 
     @staticmethod
     def _least_stall(line: Line) -> int:

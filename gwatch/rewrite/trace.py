@@ -471,7 +471,7 @@ def _site_map(
                 index=site.insert_index,
                 pc=pc,
                 new_pc=placed.first * size,
-                instruction=rewriter.kernel.texts[site.insert_index],
+                instruction=rewriter.surroundings.view.text(site.insert_index),
                 file=file,
                 line=line,
                 value=site.value,

@@ -291,3 +291,19 @@ def test_a_slow_result_is_there_for_a_run_further_on() -> None:
     second = Run(6, [line("P2R", w(20), Use("P", 6, 1, "predicate", False))])
     schedule([first, second], stall=8)
     assert sum(stalls(first)) + 3 * 8 >= TABLE.distance("R2P", "P", "P2R", "predicate") > 2 * LONGEST_STALL
+
+
+def test_waiting_long_takes_no_more_lines_than_it_needs() -> None:
+    # A producer that the table doesn't know: 64 cycles, scheduled anew once it is known what other runs leave behind.
+    lines = [
+        line("STRANGE", w(T)),
+        line("BRA", target=3),
+        line("IADD3", w(S), r(OFF)),
+        line("IADD3", w(A), r(T)),
+        line("IADD3", w(S), r(T)),
+    ]
+    run = Run(3, lines)
+    schedule([run])
+    texts = [item.text for item in run.lines]
+    assert texts.count("NOP") == 4 and sum(stalls(run)[:-2]) >= 64
+    assert run.lines[texts.index("BRA")].target == texts.index("IADD3") + 1
