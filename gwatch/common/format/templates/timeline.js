@@ -52,7 +52,9 @@ class Timeline {
       label.append(tick, swatch, scope.label);
       box.append(label);
     }
-    if (this.meta.roles.length > 1) box.append(element("span", "pale bar: a wait, in the colour of what ended it"));
+    const notes = this.meta.roles.length > 1 ? ["pale bar: a wait, in the colour of what ended it"] : [];
+    if (this.meta.scopes.some((scope) => scope.hatch > DOTS)) notes.push("striped: a wait that was recorded");
+    if (notes.length) box.append(element("span", notes.join(" · ")));
   }
 
   controls() {
