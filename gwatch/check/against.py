@@ -141,11 +141,39 @@ class _Against:
                 None, "changed", "the original instructions are not all there, in order and unchanged"
             )
             return
+        self._settle(found.place, masks)
         rewrite = self._rewrite(found)
         checker = RewriteChecker(self.isa, latency_for(self.before.arch.latency), rewrite)
         for item in checker.run():
             self.report(item.index, item.kind, item.message)
         self._holders(found, rewrite)
+
+    def _settle(self, place: npt.NDArray[np.int64], masks: Words) -> None:
+        """Of equal words the one that an attribute points at is the original that it pointed at before: inserted code
+        may end with a NOP like that which stood there.
+        """
+        old, new = self._pointed(self.old), self._pointed(self.new)
+        for index in sorted(old):
+            first = int(place[index - 1]) + 1 if index else 0
+            wanted = self.old.words[index] & masks[index]
+            equal = [
+                at
+                for at in range(first, int(place[index]) + 1)
+                if at in new and np.array_equal(self.new.words[at] & masks[index], wanted)
+            ]
+            if equal:
+                place[index] = equal[-1]
+
+    def _pointed(self, kernel: KernelDef) -> set[int]:
+        """The instructions that attributes of ``kernel`` point at."""
+        return {
+            attribute.words[at] // self.size
+            for attribute in kernel.attributes
+            for shape in (OFFSET_SHAPES.get(attribute.code),)
+            if shape is not None
+            for at in range(shape.column, len(attribute.words), shape.stride)
+            if attribute.words[at] // self.size < len(kernel.words)
+        }
 
     def _rewrite(self, found: Alignment) -> Rewrite:
         count = int(found.place[-1]) + 1

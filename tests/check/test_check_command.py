@@ -315,3 +315,31 @@ def test_a_product_of_sm_89_may_take_a_scoreboard_or_none(corpus_all: list[Path]
     changed = Cubin.from_bytes(bytes(data))
     kinds = [item.kind for item in check_kernel(changed, changed.get_kerneldef_by_name(kernel.name)).findings]
     assert "control" not in kinds and "unannounced" not in kinds
+
+
+def test_an_attribute_tells_an_original_nop_from_an_equal_one_that_was_inserted(corpus_sm90: list[Path]) -> None:
+    (path,) = (item for item in corpus_sm90 if "38d1a903907e" in item.name)
+    before = Cubin.from_file(path)
+    kernel = before.get_kerneldef_by_name("_Z23get_mla_metadata_kernel19Mla_metadata_params")
+    index = 186
+    group = next(item for item in kernel.attributes if item.code == Attr.COOP_GROUP_INSTR_OFFSETS)
+    assert kernel.texts[index] == "NOP" and 16 * index in group.words
+    rewriter = Rewriter(before, kernel)
+    rewriter.insert(index + 1, Snippet("NOP\nNOP"))
+    made = rewriter.apply()
+    place = int(made.place_map[index])
+    assert (made.words[place : place + 2] == made.words[place]).all(), "the inserted one looks the same"
+
+    def findings(data: bytes) -> list[str]:
+        (check,) = check_cubin(Cubin.from_bytes(data), f"^{kernel.name}$")
+        check_against(before, Cubin.from_bytes(data), check)
+        return [item.kind for item in check.findings]
+
+    assert findings(made.data) == []
+    moved = with_attribute(
+        Cubin.from_bytes(made.data),
+        kernel.name,
+        Attr.COOP_GROUP_INSTR_OFFSETS,
+        lambda words: [word + 48 if word == 16 * place else word for word in words],
+    )
+    assert "offset" in findings(moved)
