@@ -394,7 +394,9 @@ class _Group:
             return Cause("tail", self._name, "the rest of a row beside 16-byte accesses of the same address")
         if _together(run) > FULL_BYTES and any(other.index in self._bodies for other in run):
             return Cause("tail", self._name, f"the rest of a row of {_together(run)} bytes")
-        if varying and any(not self._alike(place, other) for other in self.wide):
+        order = self.around.order
+        maybe_none = bool(place.guard_key) or not order.is_always_run(place)  # as a rest must be
+        if varying and maybe_none and any(not self._together(place, other) for other in self.wide):
             return Cause("tail", self._name, "the rest beside 16-byte accesses of the same argument")
         if self._is_gathered(place):
             return Cause(
@@ -429,8 +431,9 @@ class _Group:
                 if numbers:
                     return self._strided(numbers[0], "the thread's places there")
         runtime = [(part, numbers) for part, _ in self._parts(place) if (numbers := around.factors(part))]
+        inner = max((part.loop for part, _ in self._parts(place)), default=-1)
         for part, numbers in runtime:
-            if part.iterates:
+            if part.iterates and part.loop == inner:
                 return self._strided(numbers[0], "elements of successive iterations")
         offsets = {other.offset for other in self._neighbours(place) if other.block == place.block}
         apart = self._apart_by(place, sorted(offsets))
@@ -520,10 +523,13 @@ class _Group:
         """Terms that grow by a constant from thread to thread, or from iteration to iteration."""
         parts = [(self.around.sums.atoms[atom], atom, factor) for atom, factor in place.form.terms]
         across = any(part.across for part, _, _ in parts)  # then what is the same for neighbours doesn't count
+        inner = max((part.loop for part, _, _ in parts), default=-1)
         for part, atom, factor in parts:
             if atom == place.base or part.loaded or (part.kind is Kind.PRODUCT and threads):
                 continue
-            if (part.across if across else part.per_thread) if threads else part.kind is Kind.STEP:
+            if (part.across if across else part.per_thread) if threads else (
+                part.kind is Kind.STEP and part.loop == inner
+            ):
                 yield atom, factor
 
     def _step(self, atom: int, factor: int) -> int:

@@ -97,6 +97,10 @@ class Order:
         first, second = sorted((one.block, other.block))
         return self._dominators.over(first, second) and self._postdominators.over(second, first)
 
+    def is_always_run(self, place: Place) -> bool:
+        """Whether every thread that ends comes by an access."""
+        return self._postdominators.over(place.block, 0)
+
     def on_one_way(self, one: Place, other: Place) -> bool:
         """Whether a thread comes to the later of two accesses by way of the earlier one's block only."""
         first, second = sorted((one.block, other.block))

@@ -62,7 +62,7 @@ class Sums:
                 Kind.OTHER, low,
                 any(part.per_thread for part in parts), any(part.iterates for part in parts),
                 frozenset().union(*(part.parameters for part in parts)), any(part.loaded for part in parts),
-                any(part.across for part in parts),
+                any(part.across for part in parts), max((part.loop for part in parts), default=-1),
             ),
         )  # fmt: skip
 
@@ -79,7 +79,7 @@ class Sums:
 
     def stepped(self, start: Form, step: Form, loop: int, number: int) -> Form:
         """A sum that ``step`` is added to with each iteration of a loop."""
-        count = self.atom(self.number("step", loop), Atom(Kind.STEP, iterates=True))
+        count = self.atom(self.number("step", loop), Atom(Kind.STEP, iterates=True, loop=loop))
         parts = [self.atoms[atom] for atom, _ in step.terms]
         if all(part.kind in (Kind.PARAMETER, Kind.SPECIAL, Kind.PRODUCT) and not part.iterates for part in parts):
             return start + self.product(step.flat(), count)
@@ -102,7 +102,7 @@ class Sums:
                         Kind.PRODUCT, min(31, parts[0].zeros + parts[1].zeros),
                         parts[0].per_thread or parts[1].per_thread, parts[0].iterates or parts[1].iterates,
                         parts[0].parameters | parts[1].parameters, parts[0].loaded or parts[1].loaded,
-                        parts[0].across or parts[1].across,
+                        parts[0].across or parts[1].across, max(parts[0].loop, parts[1].loop),
                     ),
                 )  # fmt: skip
                 out = out + Form(((pair, 1),)).times(signed(factor * times))

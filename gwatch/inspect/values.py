@@ -62,7 +62,8 @@ class Atom:
     """A part of a sum that isn't followed further. ``zeros``: its low bits that are zero; ``per_thread``,
     ``iterates``: whether it differs between the threads of a block, and between iterations of a loop; ``parameters``:
     offsets in constant bank 0 that it was made from; ``loaded``: whether memory was read for it; ``across``: whether it
-    differs between the threads of a warp, as far as the names of the special registers say."""
+    differs between the threads of a warp, as far as the names of the special registers say; ``loop``: the innermost
+    loop that it counts the iterations of, by its first block (-1: none)."""
 
     kind: Kind
     zeros: int = 0
@@ -71,6 +72,7 @@ class Atom:
     parameters: frozenset[int] = frozenset()
     loaded: bool = False
     across: bool = False
+    loop: int = -1
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,6 +44,8 @@ KNOWN: dict[str, tuple[set[tuple[str, str]], set[tuple[str, str]]]] = {
     "divisibility_number": ({("divisibility", "argument 2")}, set()),
     "divisibility_rows": ({("dtype", "argument 0"), ("divisibility", "")}, set()),
     "divisibility_unrolled": ({("divisibility", "argument 0"), ("tail", "argument 0")}, PLAIN),
+    "dtype_bias": ({("dtype", "argument 0")}, PLAIN),
+    "dtype_nested": ({("dtype", "argument 0")}, PLAIN),
     "dtype_branches": ({("dtype", "argument 0")}, PLAIN),
     "dtype_bytes": ({("dtype", "argument 0")}, PLAIN),
     "dtype_grid": ({("dtype", "argument 0")}, PLAIN),
