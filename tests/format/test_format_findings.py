@@ -14,7 +14,7 @@ from gwatch.common.format import File, Section_IntraKernelTrace
 from gwatch.common.format.findings import findings
 from gwatch.common.format.iterations import slack_table
 from gwatch.common.format.run import run_of
-from gwatch.common.format.select import keep_time, select_rows
+from gwatch.common.format.select import keep_scopes, keep_time, select_rows
 from gwatch.common.format.waits import wait_scopes, waiting_shares
 
 
@@ -191,6 +191,17 @@ def test_idle_warps_are_no_finding_and_shares_are_of_the_window():
     assert not [f for f in findings(part) if f.evidence.get("scope") == "cluster wait 1"]
     for w in wait_scopes(part):
         assert 0 <= w["share"] <= 1 and 0 <= w["role_share"] <= 1
+
+
+def test_rows_keep_their_roles_whatever_scopes_are_chosen():
+    run = File.load(HOPPER).runs[0]
+    for part, rows in ((keep_scopes(run, ("cluster wait 1",)), slice(None)),
+                       (select_rows(keep_scopes(run, ("cluster wait 1", "MMA wait 0")), block="8"), slice(24, 36))):
+        names, role = part.row_roles
+        assert names == run.row_roles[0] and role.tolist() == run.row_roles[1][rows].tolist()
+        found = {w["role"]: w["total"] for w in wait_scopes(part) if w["scope"] == "cluster wait 1"}
+        whole = keep_time(select_rows(run, block="8"), None, None) if rows.start else run
+        assert found == {w["role"]: w["total"] for w in wait_scopes(whole) if w["scope"] == "cluster wait 1"}
 
 
 def test_a_wait_of_some_rows_says_of_how_many():

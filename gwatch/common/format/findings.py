@@ -222,7 +222,7 @@ def _uneven_rows(run: Run, slow_blocks: list[int]) -> Iterator[Finding]:
     """Rows of unusual active time, unless their whole block is so."""
     block = run.trace.rows.block
     names, role = run.row_roles
-    per_row = run.per_row
+    per_row = run.per_row[~idle_rows(run)[run.per_row[:, 0]]]
     for who, name in [*enumerate(names), (-1, "")]:
         mine = per_row[role[per_row[:, 0]] == who]
         found = _outlier(mine[:, 1], UNEVEN)

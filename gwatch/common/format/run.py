@@ -78,6 +78,8 @@ class Run:
     """Only intervals that overlap this span of time count."""
     first: int | None = None
     """Time of the first record before the run was narrowed; None: it was not."""
+    kept_roles: tuple[list[str], I32] | None = None
+    """What :attr:`row_roles` was before scopes were left out; None: none were."""
     memory: dict[str, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
     """What other modules derived from the run and want again."""
 
@@ -153,7 +155,10 @@ class Run:
 
     @cached_property
     def row_roles(self) -> tuple[list[str], I32]:
-        """(role names, per row the index of its role; -1 without any). A row keeps its role in every window of time."""
+        """(role names, per row the index of its role; -1 without any). A row keeps its role in every window of time
+        and whatever scopes are left out."""
+        if self.kept_roles is not None:
+            return self.kept_roles
         return tables.row_roles(*self.whole, self.labels, self.roles, len(self.trace.rows))
 
     @property
@@ -227,8 +232,9 @@ class Run:
             back = -np.diff(trace.time[turns])[same]
         else:
             back = np.zeros(0, np.int64)
-        follows = (trace.row[1:] == trace.row[:-1]) & exact[trace.row[1:]]
-        back = np.concatenate([back, (trace.time[:-1] - trace.time[1:])[follows]])
+        steps = np.flatnonzero(trace.time[1:] < trace.time[:-1])
+        steps = steps[(trace.row[steps + 1] == trace.row[steps]) & exact[trace.row[steps]]]
+        back = np.concatenate([back, trace.time[steps] - trace.time[steps + 1]])
         back = back[back > (CLOCK_STEP if self.unit == "ns" else 0)]
         return len(back), duration(int(back.max()), self.unit) if len(back) else ""
 

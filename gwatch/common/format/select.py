@@ -127,7 +127,8 @@ def keep_rows(run: Run, mask: Bools) -> Run:
                 table.dropped[mask], table.tail_gap[mask], table.origin[mask], table.exact[mask])
     narrowed = Trace(rows, number[trace.row[chosen]], trace.site[chosen], trace.time[chosen],
                      trace.value[chosen], trace.sequence[chosen], trace.lane[chosen], trace.gap[chosen])
-    return replace(run, trace=narrowed, first=run.zero)
+    kept = run.kept_roles and (run.kept_roles[0], run.kept_roles[1][mask])
+    return replace(run, trace=narrowed, first=run.zero, kept_roles=kept)
 
 
 def keep_time(run: Run, start: int | None, end: int | None) -> Run:
@@ -161,7 +162,7 @@ def keep_scopes(run: Run, scopes: tuple[str, ...]) -> Run:
                          sorted(known))
     kept = tuple(r for r in run.regions if r.label in scopes)
     roles = {label: role for label, role in run.roles.items() if label in scopes}
-    return replace(run, regions=kept, roles=roles)
+    return replace(run, regions=kept, roles=roles, kept_roles=run.row_roles)
 
 
 def select_rows(run: Run, tid: str | None = None, block: str | None = None, warp: str | None = None,

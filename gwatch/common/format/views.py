@@ -164,13 +164,13 @@ def scope_table(run: Run, style: Style, limit: int | None = None) -> list[str]:
              ("min", "p50", "mean", "p95", "max", "total")), _role_of(run, s["scope_label"]))
             for s in stats]
     head = ["scope_label", "count", "min", "p50", "mean", "p95", "max", "total", "role"]
-    if not run.roles:
+    if not run.row_roles[0]:
         head, body = head[:-1], [row[:-1] for row in body]
     return _titled("Per-scope stats (by total time)", table(style, head, body, (0, 8)) + more, style)
 
 
 def _role_of(run: Run, label: str) -> str:
-    names = ran_by(run, label) if run.roles else []
+    names = ran_by(run, label) if run.row_roles[0] else []
     return clip(names[0], 20) if len(names) == 1 else f"{len(names)} (--roles)" if names else ""
 
 

@@ -62,7 +62,7 @@ def runs_view(runs: Sequence[Run], style: Style) -> list[str]:
 
 def roles_view(run: Run, style: Style) -> list[str]:
     """Per role how its time splits; then who waits, between what, and what had just ended elsewhere."""
-    if not run.roles:
+    if not run.row_roles[0]:
         return _block("Roles", ["no scope_roles were given; waits are listed without releasers"], style) + (
             _waits(run, style))
     unit = run.unit
