@@ -248,4 +248,8 @@ def test_clusters_are_rows_of_blocks_that_share_one(browser, tmp_path):
     assert shown("cluster 3 block 14-15,18-19,22-23") == "6 of 24"
     browser.open(page(tmp_path, specialised(), regions=REGIONS, roles=None))
     assert browser.ask(hidden) is True
+    # Blocks are not passed off as clusters where nobody knows of any.
+    before = browser.text(".state").split(" rows")[0]
+    assert shown("cluster 0") == before and browser.ask("document.querySelector('.filter').classList.contains('bad')")
+    assert "is not known" in browser.ask("document.querySelector('.filter').title")
     assert browser.problems == []
