@@ -49,7 +49,8 @@ class Place:
     that is the pointer (None: none can be told). ``argument`` and the entries of ``scalars``, ``conditions`` and
     ``products`` are argument ordinals: numbers in the address, in the guard, and factors in the address with whether
     the other factor differs from thread to thread. Equal ``guard_key``: the same condition, apart from the branches in
-    front. ``gathered``: memory was read for the address."""
+    front. ``gathered``: memory was read for the address; ``kept``: its condition was kept in a register for a while,
+    and may be another's."""
 
     index: int
     block: int
@@ -65,6 +66,7 @@ class Place:
     conditions: tuple[int, ...]
     products: tuple[tuple[int, bool], ...]
     gathered: bool
+    kept: bool = False
 
     @property
     def bytes(self) -> int:
@@ -269,6 +271,8 @@ class _Group:
 
     def _hindered(self, place: Place, merge: _Merge) -> Cause:
         could = self._could(merge)
+        if merge.level == 3 and any(member.kept for member in merge.members):
+            return Cause("unknown", self._name, f"{could}: whether under one condition can't be told")
         if merge.level == 3:
             return Cause("mask", self._name, f"{could}, but each has a condition of its own")
         if merge.level == 1:

@@ -23,6 +23,9 @@ _CONSTANT = re.compile(r"c\[0x0\]\s?\[(?:(?:UR[0-9]+\+)?(0x[0-9a-f]+)|U?RZ)\]")
 _BRACKETS = re.compile(r"(?<!desc)\[([^\]]*)\]")
 _SPECIAL = re.compile(r"\bSR_[A-Z0-9_.]+")
 _LOADS = frozenset({"LDG", "LD", "LDS", "LDL", "LDSM", "ATOM", "ATOMG", "ATOMS", "TEX", "TLD", "SULD"})
+KEPT_PREDICATES = "predicates"
+"""Stands among the special registers of a value that predicates were kept in: which of them a later test asks for isn't
+followed."""
 _ATOMICS = frozenset({"ATOM", "ATOMG", "ATOMS"})
 _GLOBAL_LOADS = frozenset({"LDG", "LD", "ATOM", "ATOMG"})
 _CONSTANT_LOADS = frozenset({"LDC", "ULDC", "LDCU"})
@@ -320,7 +323,7 @@ def _result(state: dict[Register, Held], condition: str, one: Statement) -> Valu
     if mnemonic in _LOADS:
         return Value(loaded=True) if mnemonic in _GLOBAL_LOADS else Value(specials=frozenset({"memory"}))
     if mnemonic == "P2R":  # the whole predicate file in one register
-        out = NOTHING
+        out = Value(specials=frozenset({KEPT_PREDICATES}))
         for (file, _), held in state.items():
             out = out | held.value if file == "P" else out
         return out

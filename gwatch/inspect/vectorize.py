@@ -19,7 +19,7 @@ from gwatch.inspect.linear import Form, Kind
 from gwatch.inspect.loops import find_blocks
 from gwatch.inspect.opcodes import access_of
 from gwatch.inspect.order import Order
-from gwatch.inspect.origin import Seen, trace
+from gwatch.inspect.origin import KEPT_PREDICATES, Seen, trace
 from gwatch.inspect.sums import Sums
 from gwatch.inspect.triton_source import Argument, TritonKernel
 from gwatch.inspect.values import NOTHING, Atom, Value
@@ -192,12 +192,13 @@ class _Places:
         ]  # fmt: skip
         # What the sum says is exact; origins are united where ways meet.
         argument = self._base(Value(base=frozenset().union(*added))) if added else self._base(address)
-        conditions, guard_key, guard = NOTHING, "", ""
+        conditions, guard_key, guard, kept = NOTHING, "", "", False
         if match:
             register = (match[2], int(match[3]))
             conditions = seen.values.get(register, NOTHING)
             guard = f"@{match[1]}{match[2]}{match[3]}"
             guard_key = f"{match[1]}{match[2]}{match[3]}:{seen.numbers.get(register, -1)}"
+            kept = KEPT_PREDICATES in conditions.specials
         elif self.skips:
             skip = self.skips[-1][1]
             passed = _GUARD.match(skip.text)
@@ -222,6 +223,7 @@ class _Places:
                 for number in self.numbers(frozenset({constant}))
             ),
             gathered=address.loaded,
+            kept=kept,
         )
 
     def _address(self, seen: Seen, body: str) -> tuple[Value, Form]:

@@ -16,6 +16,7 @@ from gwatch.inspect.run import Request, inspect
 from gwatch.inspect.triton_source import TritonKernels
 from gwatch.inspect.vectorize import GlobalAccess, Vectorization, vectorization
 from gwatch.inspect.view import CubinView
+from gwatch.sass.asm import assemble
 
 LOOK = Request(vectorization=True)
 
@@ -426,3 +427,34 @@ def test_code_for_a_debugger_is_not_explained_by_its_shape() -> None:
     assert found
     assert {(cause.name, "-G" in cause.text) for cause in found} == {("unknown", True)}
     assert not CubinView.of(COPY_CUBIN).is_debug
+
+
+def assembled(lines: str) -> tuple[GlobalAccess, ...]:
+    """The accesses of a kernel that consists of these lines."""
+    view = CubinView.of((FIXTURES / "narrow_sm_90.cubin").read_bytes())
+    kernel = view.cubin.get_kerneldef_by_name("mask")
+    _, (unit,) = assemble(f".target sm_90\n.kernel mask\n{lines}")
+    data = bytearray(view.cubin.data)
+    start = kernel.section.offset
+    data[start : start + 16 * len(unit.words)] = unit.words.tobytes()
+    changed = CubinView.of(bytes(data))
+    return vectorization(changed, changed.cubin.get_kerneldef_by_name("mask")).accesses[:2]
+
+
+def test_a_condition_kept_in_a_register_may_be_another_s() -> None:
+    lines = """
+        LDC.64 R2, c[0x0][0x210];
+        S2R R0, SR_TID.X;
+        ISETP.GE.AND P0, PT, R0, 0x1, PT;
+        ISETP.GE.AND P2, PT, R0, 0x5, PT;
+        P2R R6, PR, RZ, 0x1;
+        @P0 LDG.E R8, desc[UR4][R2.64];
+        ISETP.NE.AND P1, PT, R6, RZ, PT;
+        @{} LDG.E R9, desc[UR4][R2.64+0x4];
+        EXIT;
+    """
+    names = {
+        guard: {access.cause.name for access in assembled(lines.format(guard)) if access.cause}
+        for guard in ("P0", "P1", "P2")
+    }
+    assert names == {"P0": {"divisibility"}, "P1": {"unknown"}, "P2": {"mask"}}
