@@ -61,6 +61,23 @@ extern "C" __global__ void elected_store(uint32_t *out, uint32_t value) {
   if (elected()) out[threadIdx.x + 64] = (uint32_t)clock64();
 }
 
+// A loop each: side by side, the elections would be made long before their stores.
+#define ELECTED(name, type, expression)                                  \
+  extern "C" __global__ void name(type *out, int count) {                \
+    type *at = out + threadIdx.x;                                        \
+    _Pragma("unroll 1") for (int i = 0; i < count; ++i, at += 32)        \
+      if (elected()) *at = (type)(expression);                           \
+  }
+
+ELECTED(elected_byte, uint8_t, clock64())
+ELECTED(elected_half, uint16_t, clock64())
+ELECTED(elected_clock, uint32_t, clock64())
+ELECTED(elected_wide, uint64_t, clock64())
+ELECTED(elected_sum, uint32_t, clock64() + count)
+ELECTED(elected_mix, uint32_t, clock64() ^ i)
+ELECTED(elected_shift, uint32_t, clock64() >> 4)
+ELECTED(elected_float, float, (uint32_t)clock64())
+
 extern "C" __global__ void elected_add(uint32_t *out, uint32_t value) {
   uint32_t sum = 0;
   for (int i = 0; i < 9; ++i) {
