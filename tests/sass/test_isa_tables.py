@@ -18,7 +18,7 @@ from gwatch.sass.isa.table import Table, load
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 MEMORY = ("LD", "LDG", "LDGSTS", "LDL", "LDS", "ST", "STG", "STL", "STS", "ATOM", "ATOMG", "ATOMS", "RED", "REDG")
 TABLES = {"sm_75": "sm_75", "sm_80": "sm_89", "sm_90": "sm_90a", "sm_100": "sm_100a", "sm_120": "sm_120a"}
-WIDTHS = ("sm_75", "sm_80", "sm_100")
+WIDTHS = ("sm_75", "sm_80", "sm_100", "sm_120")
 """The tables in which the width of every address in compilers' forms was proved."""
 
 
