@@ -13,13 +13,18 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
 
+from torturing import offline  # noqa: E402
 from torturing.cases import make_case, place_weights, random_snippet, rng_of  # noqa: E402
 from torturing.generate import source  # noqa: E402
 from torturing.mutations import KINDS, plant_all  # noqa: E402
-from torturing.proof import prove  # noqa: E402
+from torturing.offline import Report, Tally, Task, do_task  # noqa: E402
+from torturing.pool import Done  # noqa: E402
+from torturing.proof import Outcome, prove  # noqa: E402
 
 from gwatch.cuda.binary import Cubin  # noqa: E402
+from gwatch.cuda.program.places import Places  # noqa: E402
 from gwatch.rewrite import Rewriter  # noqa: E402
+from gwatch.rewrite.trace import SassTraceSite, _check_sites  # noqa: E402
 
 CUBINS = [
     "binary/data/holders_sm90.cubin",
@@ -101,3 +106,37 @@ def test_the_command_prints_one_object() -> None:
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert result["wrong"] == 0 and result["proved"] >= 1 and result["planted"] == result["caught"]
+
+
+def test_a_survey_also_builds_what_trace_records_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = ROOT / "tests" / CUBINS[1]
+    (kernel,) = Cubin.from_file(path).get_map_kernel_def()
+    task = Task(path, kernel, 0, 5, plant=False, survey=True)
+    found = do_task(task)
+    assert found.outcome.own == [] and found.outcome.proved == 2 and found.outcome.rewrites >= 3
+    tally = Tally()
+    tally.count(Done(task, found), "sm_90a")
+    assert tally.result()["kernels_refused"] == 0
+    monkeypatch.setattr(offline, "lifetimes", lambda kernel: Places((SassTraceSite(10**6),)))
+    bad = do_task(task)
+    assert bad.outcome.own == ["site-range"]
+    tally = Tally()
+    tally.count(Done(task, bad), "sm_90a")
+    assert tally.result()["kernels_refused"] == 1, "nobody asked for that site"
+
+
+@pytest.mark.parametrize(("code", "refused"), [("site-reuse", 0), ("site-unreachable", 0), ("registers", 1)])
+def test_one_site_s_refusal_is_not_the_kernel_s(code: str, refused: int) -> None:
+    task = Task(Path("a.cubin"), "kernel", 0, 5, plant=False)
+    tally = Tally()
+    tally.count(Done(task, Report("sm_90", Outcome(refused={code: 1}))), "sm_90")
+    assert tally.result()["kernels_refused"] == refused
+
+
+@pytest.mark.parametrize("name", CUBINS)
+def test_registers_that_are_asked_for_are_those_that_something_may_have_written(name: str) -> None:
+    cubin = Cubin.from_file(ROOT / "tests" / name)
+    for kernel in cubin.get_map_kernel_def().values():
+        for number in range(4):
+            case = make_case(cubin, kernel, 9, name, number, snippets=False)
+            _check_sites(Rewriter(cubin, kernel), case.sites)
