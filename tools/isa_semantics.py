@@ -19,7 +19,7 @@ Differences that are understood are counted by cause, all others are printed, an
 ``collective`` WARPSYNC.COLLECTIVE goes on or jumps; nvdisasm's graph only jumps, its life ranges only go on.
 ``trap``       nvdisasm ends its graph at BPT.TRAP and counts registers as live there, gwatch goes on.
 ``fill``       nvdisasm marks the predicate that LDGSTS reads as written.
-``unmarked``   nvdisasm never marks UR0-UR3; the stack pointer R1 is live everywhere for it.
+``unmarked``   nvdisasm never marks UR0-UR3 and UR63 and above; the stack pointer R1 is live everywhere for it.
 ``unproved``   gwatch says itself that it does not know all of the instruction's registers (callers refuse it).
 
 nvdisasm gives neither for files of the old ABI (before CUDA 12.8 or 13), nor for kernels that it finds too odd: skipped
@@ -50,7 +50,8 @@ from gwatch.sass.isa import FILE_NAMES, isa_for  # noqa: E402
 from gwatch.sass.nvdisasm import disassemble_cubin  # noqa: E402
 
 BASES = {"R": 0, "UR": 256, "P": 512, "UP": 520}
-UNMARKED = 0xF << BASES["UR"]
+UNMARKED = (0xF | (1 << 256) - (1 << 63)) << BASES["UR"]
+"""UR0 to UR3 and UR63 and above: nvdisasm marks them nowhere."""
 STACK = 1 << 1
 _SECTION = re.compile(r'\s*\.section\s+"?\.text\.([^",\s]+)')
 _ROW = re.compile(r"\s+/\*([0-9a-f]+)\*/")

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from gwatch._resources import resource
-from gwatch.errors import EncodeError, GWatchError, UnsupportedError
+from gwatch.errors import EncodeError, UnsupportedError
 from gwatch.sass.arch import ARCHES
 from gwatch.sass.control import Control
 from gwatch.sass.isa import Isa, isa_for, tree
@@ -158,16 +159,17 @@ def test_a_load_of_some_elements_writes_no_more_registers_than_they_need(mask: i
 
 
 def test_the_second_register_of_getnextworkid_is_the_one_behind_the_first() -> None:
-    """nvdisasm prints it though no bits of the word hold it; every fourth word is left unknown."""
+    """nvdisasm prints it though no bits of the word hold it."""
     isa = isa_for("sm_103a")
-    control = 0x7F1 << 105
-    for register in range(256):
-        word = control | 0x800000000000000000073CA | register << 24
-        if register % 4 == 3 or register == 254:
-            with pytest.raises(GWatchError, match=r"^\[word-unknown\]"):
-                isa.decode(word)
-        else:
-            assert isa.decode(word).text == f"UGETNEXTWORKID.SELFCAST [UR{register}], [UR{register + 1}]"
+    words = [0x7F1 << 105 | 0x800000000000000000073CA | register << 24 for register in range(254)]
+    texts = [f"UGETNEXTWORKID.SELFCAST [UR{register}], [UR{register + 1}]" for register in range(254)]
+    assert [isa.decode(word).text for word in words] == texts
+    halves = np.array([(word & (1 << 64) - 1, word >> 64) for word in words], np.uint64)
+    section = isa.section(halves)
+    assert section.texts(np.zeros(len(words), np.int64)) == texts
+    assert [isa.encode(text, Control.from_word(word)) for text, word in zip(texts, words, strict=True)] == words
+    with pytest.raises(EncodeError):
+        isa.encode("UGETNEXTWORKID.SELFCAST [UR4], [UR6]")
 
 
 @pytest.mark.parametrize("table", WIDTHS)
@@ -234,3 +236,16 @@ def test_bits_no_text_shows_are_taken_from_words_of_two_projects_only() -> None:
                 assert error.code == "encode-ambiguous"
                 refused += 1
     assert refused > 0.1 * tried > 0, (refused, tried)
+
+
+@pytest.mark.parametrize(("arch", "text", "reads", "writes"), [
+    ("sm_90a", "BRXU UR8 -0x1f0", ["UR8..9"], []), ("sm_100a", "BRXU UR8 -0x1f0", ["UR8..9"], []),
+    ("sm_120a", "JMXU UR8", ["UR8..9"], []), ("sm_89", "JMX R16", ["R16..17"], []),
+    ("sm_75", "BRX R16 -0x40", ["R16..17"], []), ("sm_90a", "RET.REL UR8 0x10", ["UR8..9"], []),
+    ("sm_90a", "ULEPC UR48", [], ["UR48..49"]), ("sm_100a", "RPCMOV.64 Rpc, UR8", ["UR8..9"], []),
+    ("sm_100a", "RPCMOV.32 Rpc.LO, UR8", ["UR8"], []), ("sm_90a", "BRA.DIV UR8, 0x3d0", ["UR8"], []),
+])
+def test_addresses_of_code_are_pairs_of_registers(arch: str, text: str, reads: list[str], writes: list[str]) -> None:
+    isa = isa_for(arch)
+    effects = isa.decode(isa.encode(text)).effects
+    assert ([str(use) for use in effects.reads], [str(use) for use in effects.writes]) == (reads, writes)

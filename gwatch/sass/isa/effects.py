@@ -12,6 +12,7 @@ from gwatch.sass.isa.model import Form
 FILES = {"R": "R", "U": "UR", "P": "P", "Q": "UP", "B": "B"}
 BRANCHES = frozenset({"BRA", "BRX", "BRXU", "JMP", "JMX", "JMXU", "CALL", "RET", "EXIT", "BSYNC", "BREAK", "KILL",
                       "RTT", "BPT", "WARPSYNC", "YIELD", "BSSY", "RPCMOV", "LEPC", "ULEPC"})
+_CODE_ADDRESSES = frozenset({"BRX", "BRXU", "JMX", "JMXU", "CALL", "RET", "LEPC", "ULEPC"})
 PREDICATE_TARGETS = (81, 84)
 REGISTER_TARGET = 16
 
@@ -86,6 +87,11 @@ def positions(form: Form) -> list[Position]:
 _PAIRS = {"DADD", "DMUL", "DFMA", "DSETP", "DMNMX"}
 
 
+def code_address(opcode: Sequence[str], kind: str) -> bool:
+    """Whether a register operand of ``kind`` holds an address of code, which is always a pair of registers."""
+    return kind in "RU" and (opcode[0] in _CODE_ADDRESSES or (opcode[0] == "RPCMOV" and "64" in opcode))
+
+
 def guess(opcode: Sequence[str], form: Form, attachments: Sequence[str]) -> list[tuple[int, bool, str, int]]:
     """(value position, write, role, count) by the architecture's habits; checked against nvdisasm's life ranges."""
     width = 4 if "128" in opcode else 2 if "64" in opcode else 1
@@ -114,9 +120,8 @@ def guess(opcode: Sequence[str], form: Form, attachments: Sequence[str]) -> list
         write = low == REGISTER_TARGET and not place.bank
         role = "descriptor" if place.bank == "desc" else "address" if place.bank else "data"
         count = 1
-        code_address = opcode[0] in ("RET", "BRX", "CALL", "LEPC") and place.kind == "R"
         wide = "WIDE" in opcode and (write or low == 64) and place.kind in "RU"
-        if code_address or place.bank == "desc" or ".64" in posts[n]:
+        if code_address(opcode, place.kind) or place.bank == "desc" or ".64" in posts[n]:
             count = 2
         elif not place.bank and (memory or opcode[0] in ("LDC", "ULDC", "CS2R", "CS2UR")):
             count = width

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from gwatch.sass.isa import lex
-from gwatch.sass.isa.effects import FILES, Effects, RegUse, warpgroup_counts
+from gwatch.sass.isa.effects import FILES, Effects, RegUse, code_address, warpgroup_counts
 from gwatch.sass.isa.model import Form, Key, key_of
 from gwatch.sass.isa.pattern import KEY_MASK, PLAIN_MASK, Pattern
 from gwatch.sass.isa.table import Table
@@ -220,6 +220,7 @@ class Templates:
         accesses: list[Access] = []
         unproved: list[Access] = []
         complete = form.proved
+        words = opcode.split(".")
         for rule in form.rules:
             counts, place = rule.get(word), places[rule.value]
             if place is None:
@@ -229,8 +230,11 @@ class Templates:
             if counts is None:
                 unproved.append(Access(place, file, 0, rule.role, False, zero))
                 continue
+            # Some tables give such a pair in uniform registers as one.
+            least = 2 if code_address(words, place.kind) else 0
             for count, write in zip(counts, (False, True), strict=True):
                 if count:
+                    count = max(count, least)
                     accesses.append(Access(place, file, count, rule.role, write, zero))
         return tuple(accesses), tuple(unproved), complete
 
