@@ -95,7 +95,7 @@ def test_each_child_process_writes_an_archive(program: Any, method: str) -> None
 
 def test_ranks_of_torchrun(program: Any) -> None:
     needs("torch")
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     traced = program("softmax.py", trace=["--kernel", "softmax"], command=command)
     assert traced.code == 0 and len(set(traced.digests)) == 1, traced.err
     assert [traced.runs(f"trace.rank{rank}.gwatch")[0].launch["rank"] for rank in range(2)] == [0, 1]

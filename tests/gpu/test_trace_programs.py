@@ -218,7 +218,7 @@ def test_two_ranks_on_two_gpus(program: Any, gpu: Driver) -> None:
     needs("torch")
     if gpu.device_count() < 2:
         pytest.skip("needs two GPUs")
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     traced = program("ranks.py", trace=["--kernel", "softmax", "-o", "both.html"], command=command)
     assert traced.code == 0 and len(set(traced.digests)) == 1, traced.err
     runs = [traced.runs(f"both.rank{rank}.gwatch")[0] for rank in range(2)]

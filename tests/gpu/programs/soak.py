@@ -102,6 +102,7 @@ def memory():
 LOCK = threading.Lock()
 torch.zeros(1, device="cuda")
 IMAGE = image()
+faulthandler.enable()  # a crash shows every thread
 faulthandler.dump_traceback_later(SECONDS + 60, exit=True)  # a deadlock shows every thread
 threads = [forever(body) for body in (train, train, load, replay, fail)]
 for thread in threads:
