@@ -102,7 +102,7 @@ class _Growing:
 
 
 _RUNS = 3
-_FIELD: dict[str, type[np.generic]] = {"xor": np.int64, "sign": np.int64, "add": np.int64, "ones": np.int64,
+_FIELD: dict[str, type[np.generic]] = {"xor": np.int64, "sign": np.int64, "add": np.int16, "ones": np.int16,
                                        "field_kind": np.uint8}
 _FIELD |= {f"{name}{run}": dtype for run in range(_RUNS)
            for name, dtype in (("low", np.uint8), ("mask", np.uint64), ("shift", np.uint8))}
