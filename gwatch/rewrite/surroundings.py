@@ -225,12 +225,15 @@ class Surroundings:
 
     @cached_property
     def first_free(self) -> int:
-        """The first general register that neither the kernel nor a function it may call names."""
+        """The first general register that neither the kernel nor a function it may call names: compilers name none of
+        the last two that a count gives, but others might.
+        """
         counts = [
             self.kernel.register_count,
             *(function.register_count for function in self.functions.values()),
         ]
-        return max(0, max(counts) - SPARE)
+        highest = -1 if self.budgets.changes else max(self.view.named("R", certain=True), default=-1)
+        return max(0, max(counts) - SPARE, highest + 1)
 
     def named(self, file: str) -> frozenset[int]:
         """Registers of ``file`` that the kernel's code or that of functions it may call names.

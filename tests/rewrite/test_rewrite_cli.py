@@ -389,6 +389,17 @@ def test_scoreboards_and_register_counts_that_do_not_exist(
     assert [path.name for path in tmp_path.iterdir()] == ["damaged.cubin"]
 
 
+@pytest.mark.parametrize("count", [30, 31, 32])
+def test_a_count_without_spare_registers_gives_none_away_that_the_code_names(tmp_path: Path, count: int) -> None:
+    # Compilers state two registers more than the code names (R29 is the last here).
+    data = bytearray(MATMUL.read_bytes())
+    data[0x1614:0x1618] = count.to_bytes(4, "little")
+    damaged = tmp_path / "damaged.cubin"
+    damaged.write_bytes(data)
+    sites = [word for index in range(0, 48, 2) for word in ("--site", str(index))]
+    assert main(["rewrite", str(damaged), *sites, "-o", str(tmp_path / "out.cubin")]) == 0
+
+
 def test_outputs_that_are_no_files_stay_what_they_are(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
