@@ -32,6 +32,7 @@ from gwatch.sass.uses import CodeView, Key
 
 if TYPE_CHECKING:
     from gwatch.cuda.binary import Cubin, KernelDef
+    from gwatch.sass.isa import Isa
 
 STACK_POINTER = 1
 _OPCODE_LOW = np.uint64(0xFFFF)
@@ -50,14 +51,15 @@ class Alignment:
     twin: int | None
 
 
-def align(old: Words, new: Words, masks: Words) -> Alignment | None:
+def align(old: Words, new: Words, masks: Words, copied: bool) -> Alignment | None:
     """Find ``old`` (n, 2) in ``new`` (m, 2) in order, comparing the bits of ``masks`` (n, 2); None when it isn't there.
 
-    Inserted code stands before an original; of two words that would do, the later one is the original.
+    Inserted code stands before an original; of two words that would do, the later one is the original. ``copied``:
+    ``new`` ends with an untouched copy of ``old`` (:func:`ends_with_copy`).
     """
+    twin = len(new) - len(old) if copied else None
+    body = new[:twin]
     count = len(old)
-    twin = len(new) - count if len(new) >= 2 * count and np.array_equal(new[-count:], old) else None
-    body = new if twin is None else new[:twin]
     place = np.full(count, -1, np.int64)
     wanted = (old & masks).tolist()
     mask_rows, rows = masks.tolist(), body.tolist()
@@ -78,6 +80,16 @@ def align(old: Words, new: Words, masks: Words) -> Alignment | None:
         place[index] = at
         at -= 1
     return Alignment(place, twin)
+
+
+def ends_with_copy(old: Words, new: Words, isa: Isa) -> bool:
+    """Whether ``new`` ends with an untouched copy of ``old`` (n, 2). Code before it branches there: a short kernel
+    behind as much inserted code would look like a copy, too.
+    """
+    start = len(new) - len(old)
+    if start < len(old) or not np.array_equal(new[start:], old):
+        return False
+    return bool((build_cfg(isa, new, (0,)).flow.target[:start] == start).any())
 
 
 def compared_bits(words: Words, cfg: Cfg, positions: list[int], loads: Iterable[int]) -> Words:
@@ -135,7 +147,8 @@ class _Against:
 
     def run(self) -> None:
         masks = compared_bits(self.old.words, self.cfg, [*self.returns, *self.origins], self.tables.loads)
-        found = align(self.old.words, self.new.words, masks)
+        copied = ends_with_copy(self.old.words, self.new.words, self.isa)
+        found = align(self.old.words, self.new.words, masks, copied)
         if found is None:
             self.report(
                 None, "changed", "the original instructions are not all there, in order and unchanged"

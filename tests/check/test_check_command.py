@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from gwatch.check import KernelCheck, check_cubin, check_kernel
-from gwatch.check.against import check_against
+from gwatch.check.against import align, check_against, ends_with_copy
 from gwatch.cli.main import main
 from gwatch.cuda.binary import Cubin, nvinfo
 from gwatch.cuda.binary.constants import add_constant3
@@ -275,6 +275,29 @@ def test_changes_beyond_insertions_are_found(plan: TracePlan) -> None:
         plan, with_attribute(cubin, name, Attr.EXIT_INSTR_OFFSETS, lambda words: [words[-1], *words[1:]])
     )
     assert "offset" in {item.kind for item in moved.findings}
+
+
+def test_a_short_kernel_behind_as_much_inserted_code_is_no_copy_of_itself() -> None:
+    """The last half of the new code is then word for word the original; to a true copy the code before it branches."""
+    isa = isa_for("sm_80")
+    lines = ("MOV R1, c[0x0][0x28]", "EXIT", "BRA 0x20", *["NOP"] * 5)
+
+    def halves(text: str, pc: int) -> list[int]:
+        word = isa.encode(text, pc=pc)
+        return [word & 2**64 - 1, word >> 64]
+
+    old = np.array([halves(text, 16 * at) for at, text in enumerate(lines)], np.uint64)
+    inserted = np.array([halves("MOV R2, R3", 0)] * 8, np.uint64)
+    masks = np.full_like(old, 2**64 - 1)
+    short = np.concatenate([inserted, old])
+    assert not ends_with_copy(old, short, isa)
+    found = align(old, short, masks, False)
+    assert found is not None and found.twin is None and found.place.tolist() == list(range(8, 16))
+    inserted[3] = halves("@P0 BRA 0x100", 16 * 3)
+    both = np.concatenate([inserted, old, old])
+    assert ends_with_copy(old, both, isa)
+    found = align(old, both, masks, True)
+    assert found is not None and found.twin == 16 and found.place.tolist() == list(range(8, 16))
 
 
 def test_a_kernel_that_is_not_in_the_original() -> None:
