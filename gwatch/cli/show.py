@@ -166,6 +166,7 @@ def _narrow(run: Any, args: argparse.Namespace) -> Any:
 def _summary(run: Any, full: Any, compared: dict[str, Any] | None, runs: list[Any]) -> dict[str, Any]:
     from gwatch.common.format.findings import findings
     from gwatch.common.format.iterations import iteration_table, slack_table
+    from gwatch.common.format.listing import steps_of
     from gwatch.common.format.waits import role_table, wait_scopes, wait_table
     a = run.analysis
     first = ("scope_labels", "n_threads", "n_records", "t_min", "t_max")
@@ -178,7 +179,7 @@ def _summary(run: Any, full: Any, compared: dict[str, Any] | None, runs: list[An
             "launch_details": a.get("launch") or {}, "filtered": run is not full,
             "findings": [f.as_dict() for f in findings(run)], "roles": role_table(run), "waits": wait_table(run),
             "wait_scopes": wait_scopes(run),
-            "iterations": iteration_table(run), "slack": slack_table(run),
+            "iterations": iteration_table(run), "slack": slack_table(run), "site_steps": list(steps_of(run).values()),
             **({"runs": [{"source": r.source, "kernel_prototype": r.kernel} for r in runs]} if len(runs) > 1 else {}),
             **({"diff": compared} if compared is not None else {})}
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
+import re
 from pathlib import Path
 
 import jsonschema
@@ -14,10 +16,12 @@ from format_synth import REGIONS, ROLES, SITES, specialised
 import gwatch
 from gwatch.cli.main import main
 from gwatch.common.format import File, Section_IntraKernelTrace
-from gwatch.common.format.listing import lines_of, taken_at
+from gwatch.common.format.listing import lines_of, steps_of, taken_at
 from gwatch.common.format.run import run_of
+from gwatch.common.format.select import keep_time
 from gwatch.errors import TraceError
 
+MATMUL = Path(__file__).resolve().parents[2] / "examples/cuda/trace/matmul_h200.gwatch"
 SCHEMA = Path(gwatch.__file__).parent / "common/format/trace.schema.json"
 
 
@@ -87,6 +91,54 @@ def test_show_prints_the_code_around_the_sites(tmp_path, capsys):
     assert len(run.listing["index"]) == 140 and len(code) < 70
     assert main(["show", str(tmp_path / "t.gwatch"), "--json"]) == 0
     assert "listing" not in json.loads(capsys.readouterr().out)
+
+
+def slow_steps(run):
+    """{site: [times to the row's next record]}, record by record; none over lost records."""
+    steps = {}
+    records = list(zip(run.trace.row.tolist(), run.trace.site.tolist(), run.trace.time.tolist(), run.trace.gap.tolist(),
+                       strict=True))
+    for (row, site, time, _), (next_row, _, next_time, lost) in itertools.pairwise(records):
+        if row == next_row and not lost:
+            steps.setdefault(site, []).append(next_time - time)
+    return steps
+
+
+@pytest.mark.parametrize("keep", [None, 7])
+def test_the_time_to_the_next_record_adds_up_to_what_the_rows_recorded(keep, tmp_path):
+    result = specialised(blocks=3, warps=4, iterations=6, keep=keep)
+    # A hole inside a row, too: what lies over it is nobody's.
+    result["records"] = result["records"][result["records"]["sequence"] != 10]
+    run = run_of(result, REGIONS)
+    wanted, told = slow_steps(run), steps_of(run)
+    assert run.trace.gap.any() and set(told) == set(wanted) and 5 not in told
+    whole = sum(map(sum, wanted.values()))
+    for site, times in wanted.items():
+        assert (told[site]["count"], told[site]["total"]) == (len(times), sum(times))
+        assert told[site]["mean"] == pytest.approx(sum(times) / len(times))
+        assert told[site]["share"] == pytest.approx(sum(times) / whole)
+    assert sum(step["share"] for step in told.values()) == pytest.approx(1)
+    full = run_of(specialised(blocks=3, warps=4, iterations=6), REGIONS)
+    spans = [times.max() - times.min() for times in (full.trace.time[full.trace.row == r] for r in range(12))]
+    assert sum(step["total"] for step in steps_of(full).values()) == sum(spans)
+    assert steps_of(keep_time(full, full.zero + 100, full.zero + 900)) == {}
+    assert steps_of(run_of({**result, "records": result["records"][:0]})) == {}
+
+
+def test_the_line_that_a_trip_of_a_loop_spends_most_time_at_stands_out(capsys):
+    assert main(["show", str(MATMUL), "--source"]) == 0
+    out = capsys.readouterr().out
+    steps = slow_steps(File.load(MATMUL).runs[0])
+    whole = sum(map(sum, steps.values()))
+    assert {site: (round(sum(t) / len(t)), round(100 * sum(t) / whole)) for site, t in steps.items()} == {
+        0: (171, 37), 1: (34, 7), 2: (206, 45), 3: (30, 7), 4: (24, 5)}
+    line = next(line for line in out.splitlines() if "[tile] UIADD3" in line)
+    assert "  205.82 ns  44.6%  " in line and re.search(r"^>    36 .* 44\.6%  matmul\.cu:19", out, re.MULTILINE)
+    assert main(["show", str(MATMUL), "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)["site_steps"]
+    assert {s["site_id"]: (s["count"], s["total"]) for s in data} == {k: (len(t), sum(t)) for k, t in steps.items()}
+    assert main(["show", str(MATMUL), "--source", "--stime", "+1us"]) == 0
+    assert "to next: mean" in out and "to next: mean" not in capsys.readouterr().out
 
 
 def test_the_page_lists_the_code_escaped(tmp_path):

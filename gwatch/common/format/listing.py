@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from gwatch.common.format.analysis import site_steps
 from gwatch.common.format.run import Run
 
 
@@ -80,3 +81,11 @@ def taken_at(run: Run) -> dict[int, int]:
     for i, region in enumerate(run.regions):
         taken[region.enter] = taken.get(region.enter, 0) + int(length[run.intervals.region == i].sum())
     return taken
+
+
+def steps_of(run: Run) -> dict[int, dict[str, Any]]:
+    """Per site what :func:`site_steps` tells; {} for a window of time, whose sites are not told apart, and for records
+    of scopes."""
+    if run.record_shape != "site" or run.window is not None:
+        return {}
+    return {step["site_id"]: step for step in site_steps(run.trace)}

@@ -9,7 +9,7 @@ from gwatch.common.format.align import begins
 from gwatch.common.format.compare import SIGNIFICANCE
 from gwatch.common.format.findings import findings
 from gwatch.common.format.iterations import iteration_table, slack_table
-from gwatch.common.format.listing import Line, lines_of, taken_at
+from gwatch.common.format.listing import Line, lines_of, steps_of, taken_at
 from gwatch.common.format.run import Run
 from gwatch.common.format.text import Style, clip, code_order, duration, locator, since, source_line, table
 from gwatch.common.format.views import WIDTH, between, instruction_of, verdict_lines
@@ -130,10 +130,11 @@ def iterations_view(run: Run, style: Style) -> list[str]:
 
 
 def source_view(run: Run, style: Style) -> list[str]:
-    """Sites in code order with their source line, instruction, firings, and what begins and ends there; then, where the
-    report has it, the code around them."""
+    """Sites in code order with their source line, instruction, firings, the time to the row's next record, and what
+    begins and ends there; then, where the report has it, the code around them."""
     known = {int(site.get("site_id", i)): site for i, site in enumerate(run.sites)}
     stats = {s["site_id"]: s for s in run.analysis["site_stats"]}
+    steps = steps_of(run)
     mean: dict[str, str] = {s["scope_label"]: duration(s["mean"], run.unit) for s in run.analysis["scope_stats"]}
 
     def position(number: int) -> tuple[int, int]:
@@ -146,13 +147,22 @@ def source_view(run: Run, style: Style) -> list[str]:
         marks += [f"begins {r.label} ({mean.get(r.label, '-')})" for r in run.regions if r.enter == number]
         pc = site.get("pc")
         body.append((number, "" if pc is None else f"{int(pc):#06x}", clip(source_line(site), 26),
-                     clip(instruction_of(site), 46), s["count"] if s else 0,
+                     clip(instruction_of(site), 46), s["count"] if s else 0, *_step(steps.get(number), run.unit),
                      duration(s["repeat_mean"] if s else None, run.unit), clip(", ".join(marks), 44)))
-    head = ["site", "pc", "line", "instruction", "records", "repeat mean", "regions (mean)"]
+    head = ["site", "pc", "line", "instruction", "records", "to next", "share", "repeat mean", "regions (mean)"]
     more = [f"… {len(body) - MAX_SITES} more (--json)"] if len(body) > MAX_SITES else []
-    lines = _block("Sites in code order", table(style, head, body[:MAX_SITES], (0, 1, 2, 3, 6)) + more, style)
+    title = "Sites in code order"
+    if steps:
+        whole = duration(sum(step["total"] for step in steps.values()), run.unit)
+        title += f" (to next: mean time to the row's next record, whatever its site; share: of all of it, {whole})"
+    lines = _block(title, table(style, head, body[:MAX_SITES], (0, 1, 2, 3, 8)) + more, style)
     code = _code(run, style, MAX_SOURCE - len(lines))
-    return [*lines, "", *_block("Code around the sites (time of what begins there)", code, style)] if code else lines
+    title = "Code around the sites (time: of what begins there; to next: share of the time to the row's next record)"
+    return [*lines, "", *_block(title, code, style)] if code else lines
+
+
+def _step(step: Mapping[str, Any] | None, unit: str) -> tuple[str, str]:
+    return (duration(step["mean"], unit), f"{step['share']:.1%}") if step else ("-", "-")
 
 
 def _code(run: Run, style: Style, room: int) -> list[str]:
@@ -163,12 +173,12 @@ def _code(run: Run, style: Style, room: int) -> list[str]:
     body = next((body for body in bodies if len(body) <= room), bodies[-1])
     more = [f"… {len(body) - room} more lines"] if len(body) > room else []
     more += ["the page shows all code (-o FILE.html)"] if len(body) > room or body is not bodies[0] else []
-    return table(style, ["     at", "instruction", "time", "source"], body[:room], (0, 1, 3)) + more
+    return table(style, ["     at", "instruction", "time", "to next", "source"], body[:room], (0, 1, 4)) + more
 
 
 def _around(run: Run, lines: Sequence[Line], near: int) -> list[tuple[Any, ...]]:
     """The sites with ``near`` instructions on both sides of each."""
-    taken = taken_at(run)
+    taken, share = taken_at(run), _shares(run)
     places = [i for i, line in enumerate(lines) if line.site is not None]
     chosen = sorted({i for place in places for i in range(max(place - near, 0), min(place + near + 1, len(lines)))})
     body: list[tuple[Any, ...]] = []
@@ -176,14 +186,26 @@ def _around(run: Run, lines: Sequence[Line], near: int) -> list[tuple[Any, ...]]
     for i in chosen:
         line = lines[i]
         if near and before is not None and (i != before + 1 or not line.follows):
-            body.append(("", "...", "", ""))
+            body.append(("", "...", "", "", ""))
         source = f"{line.place}  {line.source}".rstrip()
         here = line.site is not None
         total = taken.get(line.site, 0) if line.site is not None else 0
         body.append((("> " if here else "  ") + f"{line.index:5}", clip(line.text, 58),
-                     duration(total, run.unit) if total else "", clip(source, 56) if here or source != shown else ""))
+                     duration(total, run.unit) if total else "", f"{share[line.index]:.1%}" if here and share else "",
+                     clip(source, 56) if here or source != shown else ""))
         before, shown = i, source
     return body
+
+
+def _shares(run: Run) -> dict[int, float]:
+    """Per instruction with sites, their share of the time to the next record; {} where that is not told."""
+    shares: dict[int, float] = {}
+    steps = steps_of(run)
+    for number, site in enumerate(run.sites if steps else ()):
+        if site.get("index") is not None:
+            index, step = int(site["index"]), steps.get(int(site.get("site_id", number)))
+            shares[index] = shares.get(index, 0.0) + (step["share"] if step else 0.0)
+    return shares
 
 
 def both_verdicts(d: Mapping[str, Any], style: Style) -> list[str]:
