@@ -15,6 +15,7 @@ from gwatch.cli.main import main
 from gwatch.common.format import File, Section_IntraKernelTrace
 from gwatch.common.format.compare import compare_runs, enough, rank_test
 from gwatch.common.format.run import run_of
+from gwatch.common.format.select import keep_time
 from gwatch.common.format.waits import find_waits, role_table, wait_table
 from gwatch.errors import TraceError
 
@@ -67,6 +68,55 @@ def test_the_table_says_who_waited_for_whom():
     assert (second["role"], second["total"], second["released_by"]) == ("Copy Warp", 1, None)
     assert [(r["role"], r["active"], r["bubble"]) for r in role_table(run)] == [
         ("Copy Warp", 219, 1), ("Math Warp", 115, 80)]
+
+
+def slow_roles(run):
+    """{(role, whether idle): [rows, active, waiting, outside, life]}, one ns of a row at a time."""
+    found = {}
+    names, role = run.row_roles
+    low, high = run.extent
+    for row in range(len(run.trace.rows)):
+        spans = [(max(int(s), low), min(int(e), high), run.labels[k]) for r, s, e, k in zip(
+            run.intervals.row, run.intervals.start, run.intervals.end, run.scope, strict=True) if r == row]
+        if not spans:
+            continue
+        waits = {t for s, e, label in spans if "wait" in label for t in range(s, e)}
+        covered = {t for s, e, _ in spans for t in range(s, e)}
+        life = max(e for _, e, _ in spans) - min(s for s, _, _ in spans)
+        ever = [run.labels[k] for r, k in zip(run.whole[0].row, run.whole[1], strict=True) if r == row]
+        key = names[role[row]] if role[row] >= 0 else "", bool(role[row] < 0) and all("wait" in s for s in ever)
+        total = found.setdefault(key, [0] * 5)
+        for i, n in enumerate((1, len(covered - waits), len(waits), life - len(covered), life)):
+            total[i] += n
+    return found
+
+
+def test_recorded_waits_are_not_active_time(tmp_path, capsys):
+    # Warp 0 loops (0-1) around waits (2-3); warp 1 does math (4-5) and waits; warp 2 has no role and works; 3 waits.
+    rows = {(0, 0): [(0, 0), (2, 10), (3, 60), (1, 100), (0, 120), (2, 130), (3, 140), (1, 200)],
+            (0, 1): [(2, 5), (3, 65), (4, 70), (5, 170)],
+            (0, 2): [(6, 0), (7, 40), (2, 50), (3, 80)], (0, 3): [(2, 0), (3, 190), (2, 195), (3, 205)]}
+    result = result_of(rows, (1, 1, 1), (128, 1, 1))
+    regions = [(0, 1, "loop"), (2, 3, "full wait"), (4, 5, "math"), (6, 7, "setup")]
+    run = run_of(result, regions, {"loop": "Copy", "math": "Math"})
+    wanted = {("Copy", False): [1, 120, 60, 20, 200], ("Math", False): [1, 100, 60, 5, 165],
+              ("", False): [1, 40, 30, 10, 80], ("", True): [1, 0, 200, 5, 205]}
+    for part in (run, keep_time(run, run.zero + 50, run.zero + 135)):
+        table = {(r["role"], r["idle"]): [r[k] for k in ("rows", "active", "waiting", "bubble", "lifetime")]
+                 for r in role_table(part)}
+        assert table == slow_roles(part) and (part is not run or table == wanted)
+        assert all(sum(entry[1:4]) == entry[4] for entry in table.values())
+    assert next((r["active_share"], r["waiting_share"]) for r in role_table(run)) == (0.6, 0.3)
+    same = {e["role"]: (e["share_before"], e["time_after"]) for e in compare_runs(run, run)["roles"]}
+    assert same == {"Copy": (0.1, 20), "Math": (5 / 165, 5), "": (15 / 285, 7)}
+    file, section = File(), Section_IntraKernelTrace()
+    section.add_run(result, regions, {"loop": "Copy", "math": "Math"})
+    file.add_section(section)
+    file.render(tmp_path / "t.json")
+    assert main(["show", str(tmp_path / "t.json"), "--roles"]) == 0
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert "Copy 1 200 ns 120 ns 60.0% 60 ns 30.0% 20 ns 10.0%" in lines
+    assert "no role, idle 1 205 ns 0 ns 0.0% 200 ns 97.6% 5 ns 2.4%" in lines
 
 
 def test_without_roles_waits_have_no_releaser():

@@ -97,7 +97,12 @@ def compare_runs(before: Run, after: Run) -> dict[str, Any]:
 
 def _waiting(run: Run) -> dict[tuple[str, ...], tuple[float, int]]:
     """Role -> (part of its life outside scopes, that time in its mean row)."""
-    return {(r["role"],): (1 - r["active_share"], r["bubble"] // r["rows"]) for r in role_table(run)}
+    found: dict[tuple[str, ...], tuple[float, int]] = {}
+    table = role_table(run)
+    for role in dict.fromkeys(r["role"] for r in table):
+        bubble, life, rows = (sum(r[key] for r in table if r["role"] == role) for key in ("bubble", "lifetime", "rows"))
+        found[role,] = bubble / life if life else 0.0, bubble // rows
+    return found
 
 
 def _waits(run: Run) -> dict[tuple[str, ...], tuple[float, int]]:

@@ -62,14 +62,18 @@ def runs_view(runs: Sequence[Run], style: Style) -> list[str]:
 
 def roles_view(run: Run, style: Style) -> list[str]:
     """Per role how its time splits; then who waits, between what, and what had just ended elsewhere."""
-    if not run.row_roles[0]:
-        return _block("Roles", ["no scope_roles were given; waits are listed without releasers"], style) + (
-            _waits(run, style))
     unit = run.unit
-    body = [(clip(r["role"] or "no role", 24), r["rows"], duration(r["active"], unit), duration(r["bubble"], unit),
-             f"{r['active_share']:.1%}") for r in role_table(run)]
-    return _block("Roles", table(style, ["role", "rows", "active", "waiting", "active share"], body), style) + (
-        _waits(run, style))
+    lines = [] if run.row_roles[0] else ["no scope_roles were given; waits are listed without releasers"]
+    body = [(clip(who_waits(r) or "no role", 24), r["rows"], duration(r["lifetime"], unit),
+             *(text for key in ("active", "waiting", "bubble")
+               for text in (duration(r[key], unit), _percent(r[key] / r["lifetime"] if r["lifetime"] else None))))
+            for r in role_table(run)]
+    if body:
+        head = ["role", "rows", "life", "active", "of life", "waiting", "of life", "outside scopes", "of life"]
+        lines += table(style, head, body)
+    title = ("Roles (life: from the first scope's begin to the last one's end of a row; active: in scopes that are no "
+             "waits; waiting: in scopes that are)")
+    return _block(title, lines, style) + _waits(run, style)
 
 
 def _waits(run: Run, style: Style) -> list[str]:

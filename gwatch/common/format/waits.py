@@ -211,7 +211,7 @@ def wait_scopes(run: Run) -> list[dict[str, Any]]:
 
 
 def who_waits(wait: Mapping[str, Any]) -> str:
-    """The role of an entry of :func:`wait_scopes`, in words."""
+    """The role of an entry of :func:`wait_scopes` or :func:`role_table`, in words."""
     return str(wait["role"]) or ("no role, idle" if wait["idle"] else "")
 
 
@@ -258,16 +258,31 @@ def waiting_shares(run: Run) -> dict[str, float]:
     return shares
 
 
+def waiting_times(run: Run) -> I64:
+    """Per row the time inside scopes that are waits, in the run's window; where waits overlap, once."""
+    spent = np.zeros(len(run.trace.rows), np.int64)
+    cover = tables.coverage(run.intervals.take(np.isin(run.scope, _waiting_scopes(run))))
+    low, high = run.extent
+    np.add.at(spent, cover.row, np.minimum(cover.end, high) - np.maximum(cover.start, low))
+    return spent
+
+
 def role_table(run: Run) -> list[dict[str, Any]]:
-    """Per role: rows, and how their lifetime splits into active time and waits."""
+    """Per role (rows without one apart by whether they are ``idle``, see :func:`idle_rows`): rows, and how their life
+    splits into ``active`` (inside scopes, none of which is a wait), ``waiting`` (inside scopes that are) and ``bubble``
+    (outside scopes)."""
     names, role = run.row_roles
-    per_row = run.per_row
+    per_row, spent, idle = run.per_row, waiting_times(run), idle_rows(run)
+    row = per_row[:, 0]
     result = []
-    for k, name in [*enumerate(names), (-1, "")]:
-        mine = per_row[role[per_row[:, 0]] == k]
+    for k, name, resting in [*((k, name, False) for k, name in enumerate(names)), (-1, "", False), (-1, "", True)]:
+        mine = per_row[(role[row] == k) & (idle[row] == resting)]
         if len(mine) == 0:
             continue
-        active, bubble, life = (int(mine[:, c].sum()) for c in (1, 2, 3))
-        result.append({"role": name, "rows": len(mine), "active": active, "bubble": bubble, "lifetime": life,
-                       "active_share": active / life if life else 0.0})
+        inside, bubble, life = (int(mine[:, c].sum()) for c in (1, 2, 3))
+        waiting = int(spent[mine[:, 0]].sum())
+        result.append({"role": name, "idle": resting, "rows": len(mine), "active": inside - waiting,
+                       "waiting": waiting, "bubble": bubble, "lifetime": life,
+                       "active_share": (inside - waiting) / life if life else 0.0,
+                       "waiting_share": waiting / life if life else 0.0})
     return result
