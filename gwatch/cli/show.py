@@ -44,7 +44,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sample", metavar="N", help="rows in the timeline (default 32, beside a list of runs 16; "
                         "0 = all)")
     parser.add_argument("--sort-by", metavar="KEY",
-                        help="timeline order: tid, cluster, active, bubble, lifetime, or a scope")
+                        help="timeline order, of which the first rows are shown: tid, cluster, active, bubble, "
+                        "lifetime, or a scope (times: longest first)")
     parser.add_argument("--human", action="store_true",
                         help="block glyphs and colours even when not a terminal")
     parser.add_argument("-o", "--output", metavar="FILE",
@@ -58,6 +59,7 @@ def run(args: argparse.Namespace) -> int:
     no record. Bad input raises GWatchError."""
     from gwatch._kinds import TRACE, expect
     from gwatch.common.format.jsonout import dump
+    from gwatch.common.format.timeline import row_order
 
     for path in (*args.report, *([args.diff] if args.diff is not None else [])):
         expect(path, TRACE)
@@ -68,6 +70,9 @@ def run(args: argparse.Namespace) -> int:
     sample = _integer(args.sample, "--sample", 0) if args.sample is not None else None
     narrowed = _narrow(full, args)
     _check_scope(narrowed, args.longest)
+    if args.sort_by is not None:
+        # Whatever is shown, an order that there is not is refused.
+        row_order(narrowed, args.sort_by)
     compared = _compare(full, narrowed, args) if args.diff is not None else None
     # An output that cannot be written is all that is told.
     if args.output is not None:

@@ -289,6 +289,27 @@ def test_sorting_and_sampling_the_timeline(tmp_path, capsys):
         int(e - s) for q, s, e, k in zip(run.intervals.row, run.intervals.start, run.intervals.end, run.scope,
                                          strict=True) if q == r and run.labels[k] == "math"))
     assert rows("--sample", "0", "--sort-by", "math")[0] == f"b{busiest // 8} w{busiest % 8}"
+    iv = run.intervals
+    spent = {r: int((iv.end - iv.start)[iv.row == r].sum()) for r in range(64)}
+    longest = [f"b{r // 8} w{r % 8}" for r in sorted(spent, key=lambda r: (-spent[r], r))]
+    assert rows("--sort-by", "active") == longest[:32] and rows("--sort-by", "active", "--sample", "5") == longest[:5]
+    assert rows("--sort-by", "tid", "--sample", "9") == [f"b{r // 8} w{r % 8}" for r in range(9)]
+    for flags, said in ((["--sample", "5"], "showing 5 of 64 warps, "),
+                        (["--sample", "5", "--sort-by", "active"], "showing the first 5 of 64 warps by active, "),
+                        (["--sample", "0", "--sort-by", "math"], "showing 64 of 64 warps by math, ")):
+        assert said in show(capsys, path, "--timeline", *flags)[1]
+
+
+def test_an_order_that_there_is_not_is_refused_whatever_is_shown(tmp_path, capsys):
+    path = saved(tmp_path, specialised())
+    for flags in ([], ["--timeline"], ["--stats"], ["--json"], ["--json", "--roles"]):
+        code, out, err = show(capsys, path, "--sort-by", "bogus", *flags)
+        said = "[bad-sort] --sort-by 'bogus'; one of tid, active, bubble, lifetime, load, math, store"
+        assert code == 2 and said in err and ("--json" in flags) == bool(out)
+        if out:
+            assert json.loads(out)["candidates"] == ["tid", "active", "bubble", "lifetime", "load", "math", "store"]
+        assert show(capsys, path, "--sort-by", "cluster", *flags)[0] == 2
+        assert show(capsys, path, "--sort-by", "load", *flags)[0] == 0
 
 
 @pytest.mark.parametrize(("flags", "code"), [

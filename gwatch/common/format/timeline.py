@@ -43,8 +43,8 @@ def row_order(run: Run, sort_by: str | None) -> NDArray[np.int64]:
         return np.lexsort((np.arange(n), np.where(role < 0, len(run.labels), role)))
     weight = row_weights(run, sort_by)
     if weight is None:
-        raise TraceError("bad-sort", f"--sort-by {sort_by!r}", "one of " + ", ".join(
-            [*SORTS, *(["cluster"] if run.row_clusters is not None else []), *run.labels]))
+        keys = [*SORTS, *(["cluster"] if run.row_clusters is not None else []), *run.labels]
+        raise TraceError("bad-sort", f"--sort-by {sort_by!r}", "one of " + ", ".join(keys), keys)
     return np.lexsort((np.arange(n), -weight))
 
 
@@ -63,15 +63,20 @@ def row_weights(run: Run, sort_by: str | None) -> I64 | None:
 
 
 def timeline_view(run: Run, style: Style, sample: int = SAMPLE, sort_by: str | None = None) -> list[str]:
-    """Legend, and evenly strided rows of the display order; ``sample`` 0 shows every row."""
+    """Legend, and ``sample`` rows (0: all) of the display order: the first of an order that was asked for, else evenly
+    strided ones."""
     order = row_order(run, sort_by)
     if len(order) == 0:
         return []
-    shown = order if sample == 0 or sample >= len(order) else order[
-        np.linspace(0, len(order) - 1, sample).round().astype(np.int64)]
+    shown = order
+    if 0 < sample < len(order):
+        shown = order[:sample] if sort_by is not None else order[
+            np.linspace(0, len(order) - 1, sample).round().astype(np.int64)]
     low, high = run.extent
     noun = "warps" if run.granularity == "warp" else "threads" if (run.trace.rows.lane >= 0).all() else "rows"
-    about = f" (showing {len(shown)} of {len(order)} {noun}, width={COLUMNS} cols"
+    first = "the first " if sort_by is not None and len(shown) < len(order) else ""
+    by = f" by {sort_by}" if sort_by is not None else ""
+    about = f" (showing {first}{len(shown)} of {len(order)} {noun}{by}, width={COLUMNS} cols"
     span = f"span={duration(high - low, run.unit)} from {since(low - run.zero, run.unit)}"
     lines = [style.bold("Timeline") + style.clean(f"{about}, {span})")]
     glyphs = GLYPHS if style.unicode else PLAIN_GLYPHS
