@@ -44,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="patched cubin; its site map goes to FILE's .map.json",
     )
+    parser.add_argument("--force", action="store_true", help="replace the outputs where they are there")
     parser.add_argument(
         "--clock",
         choices=("gpu", "sm", "anchor"),
@@ -96,9 +97,22 @@ def _run(args: argparse.Namespace) -> int:
         raise SiteError("no-site", "no --site given", "list the instructions with --list")
     if args.output is None:
         raise SiteError("no-output", "no output named", "give -o FILE")
+    _refuse_existing(args)
     if args.snippet is not None:
         return _insert_snippet(cubin, kernel, args)
     return _trace(cubin, kernel, args)
+
+
+def _refuse_existing(args: argparse.Namespace) -> None:
+    """Files that would be replaced unasked; what is no file is named when it cannot be written."""
+    mapped = args.snippet is None and args.output.name
+    for path in (args.output, *([args.output.with_suffix(".map.json")] if mapped else [])):
+        if path.is_file() and path.samefile(args.cubin):
+            raise SiteError("output-is-input", f"{path} is the input", "name another output")
+        if path.is_file() and not args.force:
+            raise TraceError(
+                "output-exists", f"{path} is there already", "--force replaces it, -o names another file"
+            )
 
 
 def _excluded(args: argparse.Namespace) -> dict[str, list[int]] | None:
@@ -127,8 +141,6 @@ def _trace(cubin: Cubin, kernel: KernelDef, args: argparse.Namespace) -> int:
     if args.output.is_dir():
         raise TraceError("write-failed", f"cannot write {args.output}: it is a directory", "name a file")
     sidecar = args.output.with_suffix(".map.json")
-    if sidecar.exists() and sidecar.samefile(args.cubin):
-        raise SiteError("output-is-input", f"{sidecar} is the input", "name another output")
     write_together([(sidecar, plan.site_map.to_bytes() + b"\n"), (args.output, plan.data)])
     report = _report(cubin, plan.rewritten, len(plan.data), args.output)
     report["map"] = str(sidecar)

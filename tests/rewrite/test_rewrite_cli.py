@@ -98,7 +98,7 @@ def test_records_behind_an_instruction_and_of_guarded_ones(
         "",
         "",
     ]
-    assert main(["rewrite", str(MATMUL), *words, "-o", str(tmp_path / "o.cubin")]) == 0
+    assert main(["rewrite", str(MATMUL), *words, "-o", str(tmp_path / "o.cubin"), "--force"]) == 0
     notes = [line for line in capsys.readouterr().out.splitlines() if line.startswith("note ")]
     assert len(notes) == 3 and notes[2].endswith(
         "site 2 records only lanes for which @!P0 holds; `always` records all"
@@ -211,6 +211,30 @@ def test_the_input_is_never_overwritten(tmp_path: Path, capsys: pytest.CaptureFi
     assert main(["rewrite", str(copy), "--site", "3"]) == 2
     assert "[no-output]" in capsys.readouterr().err
     assert copy.read_bytes() == MATMUL.read_bytes() and len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize("there", ["out.cubin", "out.map.json"])
+def test_a_file_that_is_there_is_replaced_only_by_force(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], there: str
+) -> None:
+    out, snippet = tmp_path / "out.cubin", tmp_path / "count.sass"
+    snippet.write_text("MOV %r0, 0x7b\n")
+    (tmp_path / there).write_bytes(b"mine")
+    command = ["rewrite", str(MATMUL), "--site", "3", "-o", str(out)]
+    assert main(command) == 2
+    said = capsys.readouterr().err
+    assert said == (
+        f"gwatch: [output-exists] {tmp_path / there} is there already; "
+        "--force replaces it, -o names another file\n"
+    )
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["count.sass", there]
+    assert (tmp_path / there).read_bytes() == b"mine"
+    # A snippet has no site map: a file of that name is not in its way, and stays what it is.
+    own = [*command, "--snippet", str(snippet)]
+    assert main(own) == (2 if there == "out.cubin" else 0)
+    assert (tmp_path / there).read_bytes() == b"mine"
+    assert main([*own, "--force"]) == 0 and out.read_bytes()[:4] == b"\x7fELF"
+    assert main([*command, "--force"]) == 0 and json.loads((tmp_path / "out.map.json").read_text())
 
 
 @pytest.mark.parametrize("occupied", ["out.cubin", "out.map.json"])
@@ -412,7 +436,9 @@ def test_outputs_that_are_no_files_stay_what_they_are(
         assert capsys.readouterr().err.startswith("gwatch: [write-failed] cannot write ")
     assert stat.S_ISFIFO(pipe.stat().st_mode)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["link.cubin", "pipe.cubin", "target.cubin"]
-    assert main(["rewrite", str(MATMUL), "--site", "3", "-o", str(link)]) == 0
+    assert main(["rewrite", str(MATMUL), "--site", "3", "-o", str(link)]) == 2
+    assert "[output-exists]" in capsys.readouterr().err and target.read_bytes() == b"old"
+    assert main(["rewrite", str(MATMUL), "--site", "3", "-o", str(link), "--force"]) == 0
     assert link.is_symlink() and target.read_bytes()[:4] == b"\x7fELF"
 
 
