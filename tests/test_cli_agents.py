@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
@@ -169,6 +170,15 @@ def test_rules_and_pipes_of_the_skill_work(tmp_path: Path, capsys: pytest.Captur
     assert line == ".scope_stats[] | [.scope_label, .p50] | @tsv"
     show = json.loads(schema_text("show"))["properties"]
     assert {"scope_stats", "unit", "t_zero", "cost_per_record", "cost_unknown"} <= set(show)
+
+
+def test_the_python_lines_of_the_skill_work() -> None:
+    pytest.importorskip("pandas")
+    line, call = re.findall(r"`(from gwatch\.common\.format import File)` and `(File\.load\([^`]+)`", skill_text())[0]
+    trace = ROOT / "examples/cuda/trace/matmul_h200.gwatch"
+    space: dict[str, Any] = {}
+    exec(f"{line}\nframe = {call.replace('t.json', str(trace))}", space)
+    assert len(space["frame"]) == 4096
 
 
 def test_figures_of_the_skill_are_those_of_the_code() -> None:

@@ -119,7 +119,8 @@ def iterations_view(run: Run, style: Style) -> list[str]:
              *(duration(e[k], unit) for k in ("period_p50", "period_p95", "first_p50", "steady_p50", "last_p50")),
              e["in_flight"]) for e in loops]
     head = ["scope_label", "rows", "iterations", "period p50", "p95", "first p50", "steady", "last", "in flight"]
-    lines = _block("Iterations", table(style, head, body), style)
+    lines = _block("Iterations (period: from start to start; first, steady, last: durations)",
+                   table(style, head, body), style)
     pairs = slack_table(run)
     if not pairs:
         return lines
