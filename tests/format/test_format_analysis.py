@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from gwatch.common.format import analysis, losses
 from gwatch.common.format import regions as regions_module
 from gwatch.common.format.run import run_of
+from gwatch.common.format.select import keep_time
 from gwatch.errors import GWatchError, TraceError
 
 SPANS = st.lists(st.tuples(st.integers(0, 300), st.integers(0, 60), st.integers(0, 2)), min_size=1, max_size=14)
@@ -91,6 +92,21 @@ def test_tables_equal_the_slow_way(rows):
         outer = {r for r, s, e, _ in every if s <= right + 1e-6 and e >= left - 1e-6}
         assert len(inner) <= n <= len(outer)
     assert a["concurrency"]["peak"] == max(bins) <= len(truth)
+
+
+def test_a_row_lives_from_its_first_to_its_last_record():
+    # Row 0 has records before and after its scopes (sites 4, 5), row 1 has none, row 2 runs no scope.
+    rows = {(0, 0): [(4, 100), (0, 130), (1, 150), (0, 160), (1, 170), (5, 200)], (0, 1): [(0, 110), (1, 180)],
+            (0, 2): [(4, 100), (5, 900)]}
+    run = run_of(result_of(rows, (1, 1, 1), (96, 1, 1)), [(0, 1, "r")])
+    assert run.per_row.tolist() == [[0, 30, 70, 100], [1, 70, 0, 70]]
+    p = run.analysis["pipeline_summary"]
+    assert (p["lifetime_min"], p["lifetime_max"], p["bubble_max"]) == (70, 100, 70)
+    assert p["bubble_ratio"] == pytest.approx(70 / 170)
+    # 140 to 190: row 0 lives through it all, row 1 until 180.
+    part = keep_time(run, 140, 190)
+    assert part.per_row.tolist() == [[0, 20, 30, 50], [1, 40, 0, 40]]
+    assert part.analysis["pipeline_summary"]["lifetime_max"] == 50
 
 
 def test_site_repeats_skip_lost_records():

@@ -553,8 +553,8 @@ def test_sorting_by_a_time_prints_it(capsys):
     run = File.load(HOPPER).runs[0]
     life = {}
     for row in range(len(run.trace.rows)):
-        mine = run.intervals.row == row
-        life[row] = int(run.intervals.end[mine].max() - run.intervals.start[mine].min())
+        times = run.trace.time[run.trace.row == row]
+        life[row] = int(times.max() - times.min())
     row, longest = max(life.items(), key=lambda item: item[1])
     out = show(capsys, str(HOPPER), "--timeline", "--sort-by", "lifetime", "--sample", "3")[1]
     first = next(line for line in out.splitlines() if re.search(r"\bb\d+ w\d+ ", line))

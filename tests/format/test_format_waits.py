@@ -82,7 +82,8 @@ def slow_roles(run):
             continue
         waits = {t for s, e, label in spans if "wait" in label for t in range(s, e)}
         covered = {t for s, e, _ in spans for t in range(s, e)}
-        life = max(e for _, e, _ in spans) - min(s for s, _, _ in spans)
+        times = run.trace.time[run.trace.row == row].tolist()
+        life = min(max(times), high) - max(min(times), low)
         ever = [run.labels[k] for r, k in zip(run.whole[0].row, run.whole[1], strict=True) if r == row]
         key = names[role[row]] if role[row] >= 0 else "", bool(role[row] < 0) and all("wait" in s for s in ever)
         total = found.setdefault(key, [0] * 5)

@@ -202,17 +202,20 @@ def _coverage(row: I64, start: I64, stop: I64, offset: int) -> tuple[I64, I64, I
     return row[first], start[first], stop[last], first + offset, last + offset
 
 
-def pipeline(cover: Coverage, trace: Trace) -> tuple[dict[str, Any], NDArray[np.int64]]:
+def pipeline(cover: Coverage, trace: Trace, extent: tuple[int, int]) -> tuple[dict[str, Any], NDArray[np.int64]]:
     """(pipeline_summary, per-row table of active, bubble, lifetime for rows with intervals: columns row
     first).
+
+    A row lives from its first to its last record, in scopes or not, as far as that lies in ``extent``.
     """
     if len(cover.row) == 0:
         return {}, np.zeros((0, 4), np.int64)
     lo = np.flatnonzero(starts_of(cover.row))
     rows = cover.row[lo]
-    hi = np.r_[lo[1:], len(cover.row)] - 1
     active = np.add.reduceat(cover.end - cover.start, lo)
-    lifetime = cover.end[hi] - cover.start[lo]
+    starts = np.searchsorted(trace.row, np.arange(len(trace.rows)))
+    first, last = np.minimum.reduceat(trace.time, starts)[rows], np.maximum.reduceat(trace.time, starts)[rows]
+    lifetime = np.minimum(last, extent[1]) - np.maximum(first, extent[0])
     bubble = lifetime - active
     table = np.stack([rows, active, bubble, lifetime], axis=1)
     share = np.divide(bubble, lifetime, out=np.zeros(len(rows)), where=lifetime > 0)

@@ -200,7 +200,7 @@ class Run:
     @cached_property
     def per_row(self) -> NDArray[np.int64]:
         """(row, active, bubble, lifetime) of each row with intervals."""
-        return tables.pipeline(self.cover, self.trace)[1]
+        return tables.pipeline(self.cover, self.trace, self.extent)[1]
 
     @cached_property
     def time_range(self) -> tuple[int, int]:
@@ -289,7 +289,7 @@ def analyse(run: Run) -> dict[str, Any]:
     trace, geometry = run.trace, run.geometry
     intervals, counts = run.paired
     t_min, t_max = run.extent
-    summary, _ = tables.pipeline(run.cover, trace)
+    summary, _ = tables.pipeline(run.cover, trace, run.extent)
     rows = trace.rows
     return {
         "verdict": run.verdict.as_dict(),

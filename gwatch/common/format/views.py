@@ -186,7 +186,7 @@ def pipeline_view(run: Run, style: Style) -> list[str]:
                          (("avg", "mean"), ("min", "min"), ("max", "max")))
 
     entries = [("active time", three("active")), ("bubble time", three("bubble")),
-               (f"{what} lifetime", f"{three('lifetime')} (first scope's begin to last one's end)"),
+               (f"{what} lifetime", f"{three('lifetime')} (first to last record)"),
                ("bubble ratio", f"{p['bubble_ratio']:.1%}")]
     lines = [*(f"{name:{FIELD}} {text}" for name, text in entries), f"bubbliest {what}s:"]
     for top in p["top_bubbliest"]:

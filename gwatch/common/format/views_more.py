@@ -71,7 +71,7 @@ def roles_view(run: Run, style: Style) -> list[str]:
     if body:
         head = ["role", "rows", "life", "active", "of life", "waiting", "of life", "outside scopes", "of life"]
         lines += table(style, head, body)
-    title = ("Roles (life: from the first scope's begin to the last one's end of a row; active: in scopes that are no "
+    title = ("Roles (life: from a row's first record to its last; active: in scopes that are no "
              "waits; waiting: in scopes that are)")
     return _block(title, lines, style) + _waits(run, style)
 
