@@ -125,7 +125,7 @@ def test_the_time_to_the_next_record_adds_up_to_what_the_rows_recorded(keep, tmp
     assert steps_of(run_of({**result, "records": result["records"][:0]})) == {}
 
 
-def test_the_line_that_a_trip_of_a_loop_spends_most_time_at_stands_out(capsys):
+def test_the_line_that_a_trip_of_a_loop_spends_most_time_at_stands_out(tmp_path, capsys):
     assert main(["show", str(MATMUL), "--source"]) == 0
     out = capsys.readouterr().out
     steps = slow_steps(File.load(MATMUL).runs[0])
@@ -134,6 +134,10 @@ def test_the_line_that_a_trip_of_a_loop_spends_most_time_at_stands_out(capsys):
         0: (171, 37), 1: (34, 7), 2: (206, 45), 3: (30, 7), 4: (24, 5)}
     line = next(line for line in out.splitlines() if "[tile] UIADD3" in line)
     assert "  205.82 ns  44.6%  " in line and re.search(r"^>    36 .* 44\.6%  matmul\.cu:19", out, re.MULTILINE)
+    File.load(MATMUL).render(tmp_path / "t.html")
+    text = (tmp_path / "t.html").read_text(encoding="utf-8")
+    (row,) = re.findall(r'<tr data-site="2"[^>]*>(.+?)</tr>', text.split("in code order</h3>")[1].split("</table>")[0])
+    assert re.findall(r"<td>([^<]*)</td>", row)[:4] == ["", "205.82 ns", "44.6%", "4,096"]
     assert main(["show", str(MATMUL), "--json"]) == 0
     data = json.loads(capsys.readouterr().out)["site_steps"]
     assert {s["site_id"]: (s["count"], s["total"]) for s in data} == {k: (len(t), sum(t)) for k, t in steps.items()}

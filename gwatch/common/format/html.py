@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from gwatch.common.format.boxes import box_strips
 from gwatch.common.format.findings import findings
 from gwatch.common.format.histograms import histograms
-from gwatch.common.format.listing import lines_of, taken_at
+from gwatch.common.format.listing import lines_of, steps_of, taken_at
 from gwatch.common.format.looks import looks
 from gwatch.common.format.payload import payload
 from gwatch.common.format.run import Run, plain
@@ -239,15 +239,17 @@ def _scopes(run: Run, a: Mapping[str, Any]) -> str:
 
 
 def _sites(run: Run, a: Mapping[str, Any]) -> str:
-    """Sites in code order: source line, SASS, and the time that regions beginning there take."""
+    """Sites in code order: source line, SASS, the time that regions beginning there take, and the time to the next
+    record."""
     known = {int(site.get("site_id", i)): site for i, site in enumerate(run.sites)}
     length = run.intervals.end - run.intervals.start
     taken = {r: int(length[run.intervals.region == i].sum()) for i, r in enumerate(run.regions)}
     most = max(taken.values(), default=0)
     stats = sorted(a["site_stats"], key=lambda s: (code_order(known.get(s["site_id"], {}), s["site_id"]), s["site_id"]))
-    rows, marks = [], []
+    rows, marks, steps = [], [], steps_of(run)
     for s in stats:
         number = int(s["site_id"])
+        step = steps.get(number)
         site = known.get(number, {})
         begins = [r for r in run.regions if r.enter == number]
         ends = [r.label for r in run.regions if r.leave == number]
@@ -255,18 +257,21 @@ def _sites(run: Run, a: Mapping[str, Any]) -> str:
         what = ", ".join([*(f"begins {label}" for label in dict.fromkeys(r.label for r in begins)),
                           *(f"ends {label}" for label in dict.fromkeys(ends))])
         rows.append((number, source_line(site), instruction_of(site), what,
-                     duration(total, run.unit) if begins else "", f"{s['count']:,}", f"{s['records_per_row']:.1f}",
+                     duration(total, run.unit) if begins else "",
+                     *((duration(step["mean"], run.unit), f"{step['share']:.1%}") if step else ("", "")),
+                     f"{s['count']:,}", f"{s['records_per_row']:.1f}",
                      duration(s["repeat_min"], run.unit), duration(s["repeat_mean"], run.unit),
                      duration(s["repeat_max"], run.unit)))
         share = f"{100 * total / most:.1f}" if begins and most else "0"
         marks.append(f' data-site="{number}" tabindex="0" style="--share:{share}%"')
     if not rows:
         return ""
-    head = ["site", "source", "instruction", "region", "time from here", "records", "per row", "repeat min", "mean",
-            "max"]
+    head = ["site", "source", "instruction", "region", "time from here", "to next", "share", "records", "per row",
+            "repeat min", "mean", "max"]
     return _card("Per-site records, in code order",
                  _table(head, rows, (0, 1, 2, 3), marks, (1, 2)) + '<p class="hint">A click holds a site: its '
-                 "intervals stand out above. Pointing at an interval marks its two sites here.</p>", "wide sites")
+                 "intervals stand out above. Pointing at an interval marks its two sites here. To next: mean time to "
+                 "the row’s next record, whatever its site, and the share of all such time.</p>", "wide sites")
 
 
 def _code(run: Run) -> str:
