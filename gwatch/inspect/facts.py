@@ -9,7 +9,7 @@ from gwatch.cuda.binary.nvinfo import Attr
 from gwatch.inspect.loops import Loop
 from gwatch.inspect.tally import Tally
 from gwatch.inspect.view import CubinView
-from gwatch.sass.arch import Arch, occupancy
+from gwatch.sass.arch import Arch, declared_shared, occupancy
 
 ASSUMED_THREADS = 256
 """Block size that occupancy is given for when nothing states one."""
@@ -133,7 +133,8 @@ def kernel_facts(
     """
     needs = resources_of(view, kernel)
     required, bound = _dims(view, kernel, Attr.REQNTID), _dims(view, kernel, Attr.MAX_THREADS)
-    occupied = _occupancy(view.arch, needs.registers, needs.shared + dynamic, threads, required, bound)
+    shared = declared_shared(view.arch, needs.shared) + dynamic
+    occupied = _occupancy(view.arch, needs.registers, shared, threads, required, bound)
     return KernelFacts(
         name=kernel.name,
         arch=view.arch.name,

@@ -15,6 +15,7 @@ from gwatch.cuda.binary.relayout import check_supported
 from gwatch.errors import UnsupportedError
 from gwatch.rewrite.registers import SPARE, STACK_POINTER
 from gwatch.sass.abi import survivors
+from gwatch.sass.arch import declared_shared
 from gwatch.sass.budgets import Budgets
 from gwatch.sass.cfg import Cfg, Flow, build_cfg, opcode_keys
 from gwatch.sass.control import NO_SCOREBOARD, SCOREBOARDS
@@ -137,7 +138,7 @@ class Surroundings:
     def static_shared(self) -> int:
         """Bytes of shared memory that the kernel declares (a launch may add more)."""
         section = self.cubin.elf.find(f".nv.shared.{self.kernel.name}")
-        return 0 if section is None else section.size
+        return 0 if section is None else declared_shared(self.cubin.arch, section.size)
 
     @cached_property
     def relocated(self) -> frozenset[int]:

@@ -225,6 +225,15 @@ def occupancy(arch: Arch | str, registers: int, threads_per_cta: int, shared_byt
     return min(limits)
 
 
+def declared_shared(arch: Arch | str, section_bytes: int) -> int:
+    """Static shared memory as the program declares it, of a kernel whose ``.nv.shared`` section has
+    ``section_bytes``: from sm_90 on the section begins with what the driver reserves in each CTA (``ptxas -v`` leaves
+    it out, the program's variables come behind it).
+    """
+    facts = arch_of(arch)
+    return max(section_bytes - facts.shared_reserved, 0) if facts.number >= 90 else section_bytes
+
+
 def free_ceiling(arch: Arch | str, registers: int) -> int:
     """The largest register count that keeps as many warps resident as ``registers`` does, whatever the launch's shape:
     registers are given to warps within a quarter of the SM, and often fewer warps fit than the steps suggest.

@@ -349,8 +349,8 @@ def test_occupancy_knows_the_kernel_s_static_shared_memory(corpus_sm90: list[Pat
     rewriter = Rewriter(cubin, name)
     rewriter.insert(5, MARK, {"number": 1})
     result = rewriter.apply()
-    # 39,096 bytes of shared memory and 1 KiB of the system's: 5 CTAs in 228 KiB, whatever the registers.
-    assert rewriter.surroundings.static_shared == 39096
+    # 38,072 bytes of shared memory, to which the section adds the system's 1 KiB: 5 CTAs in 228 KiB.
+    assert rewriter.surroundings.static_shared == 38072
     assert (result.registers_before, result.registers_after) == (40, 40)
     assert (result.threads_per_cta, result.occupancy_before, result.occupancy_after) == (128, 5, 5)
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gwatch.errors import UnsupportedError
-from gwatch.sass.arch import ARCHES, allocated_registers, arch_by_name, occupancy
+from gwatch.sass.arch import ARCHES, allocated_registers, arch_by_name, declared_shared, occupancy
 from gwatch.sass.isa import isa_for
 from gwatch.sass.uses import CodeView
 
@@ -43,6 +43,23 @@ def test_an_unknown_name_is_refused_with_the_list(name: str) -> None:
 )
 def test_occupancy(arch: str, registers: int, threads: int, shared: int, ctas: int) -> None:
     assert occupancy(arch, registers, threads, shared) == ctas
+
+
+@pytest.mark.parametrize(
+    ("arch", "section", "declared", "ctas"),
+    [
+        ("sm_90a", 38912, 37888, 6),  # ptxas -v says 37888; 6 x 38912 are the SM's 228 KiB
+        ("sm_100", 38912, 37888, 6),
+        ("sm_90", 1024, 0, 16),
+        ("sm_90", 0, 0, 16),
+        ("sm_80", 37888, 37888, 4),
+    ],
+)
+def test_shared_sections_hold_what_the_driver_reserves_from_sm_90_on(
+    arch: str, section: int, declared: int, ctas: int
+) -> None:
+    assert declared_shared(arch, section) == declared
+    assert occupancy(arch, 32, 128, declared) == ctas
 
 
 def test_registers_are_allocated_in_steps_of_eight() -> None:
