@@ -535,7 +535,7 @@ def test_columns_line_up_and_long_lines_are_wrapped(capsys):
         lines = out.split("Timeline")[1].split("\n\n")[0].splitlines()[1:]
         rows = [line for line in lines if re.search(r"b\d+ w\d+ ", line)]
         legend = lines[:len(lines) - len(rows)]
-        assert len(rows) == 32 and {re.search(r"\s+\d+%$", line).start() for line in rows} == {22 + 1 + 91}
+        assert len(rows) == 32 and {re.search(r"\s+\d+%$", line).start() for line in rows} == {26 + 1 + 91}
         assert len(legend) == 3 and max(map(len, legend)) <= 110
     for flag in ("--roles", "--iterations", "--stats", "--source"):
         for block in show(capsys, str(HOPPER), flag)[1].split("\n\n"):
