@@ -20,6 +20,7 @@ from gwatch.errors import CubinError, CubinNotFound
 from gwatch.inspect.embedded import embedded_symbols
 from gwatch.inspect.reader import ARCHIVE_BOMB, Budget, Reader, unreadable
 from gwatch.inspect.scan import Found, is_cubin, scan
+from gwatch.inspect.whole import is_cut_off
 
 if TYPE_CHECKING:
     import zipfile
@@ -179,7 +180,9 @@ def _binary(reader: Reader, path: str) -> Iterator[Item]:
             yield Image(where, kind, found.data, symbols.get(found.start, ""))
         else:
             yield Skipped(where, f"{found.what}: {found.reason}", found.unread)
-    if not anything:
+    if is_cut_off(reader):
+        yield Skipped(path, "it is cut off: its headers place bytes behind its end", True)
+    elif not anything:
         yield Skipped(path, "no cubin and no fat binary inside")
 
 

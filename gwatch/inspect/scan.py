@@ -3,13 +3,14 @@
 A library or executable keeps its fat binaries in ``.nv_fatbin`` (host ELF) or anywhere else (PE, archives);
 AOTInductor's embedded cubins are plain bytes in ``.rodata``. Both are found by their magic, window by window,
 so that nothing but the image found is held in memory. A magic number followed by an impossible header is data
-that happens to look like one and is passed over.
+that happens to look like one and is passed over; one followed by a header that only the end of the file contradicts is
+what is left of something cut off, which is named.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 
 from gwatch.cuda.binary.elf import EHDR, EM_CUDA, NO_BYTES, SHDR
@@ -22,6 +23,10 @@ _FATBIN = struct.pack("<I", MAGIC)
 _ELF = b"\x7fELF\x02\x01"
 _CONTAINER = struct.Struct("<IHHQ")
 _HEAD = 64
+_CONTAINER_START = struct.pack("<IHH", MAGIC, 1, _CONTAINER.size)
+_MEMBER_START = struct.Struct("<HHI")
+_LARGEST_KIND, _LARGEST_HEAD = 0x80, 1 << 12
+"""Kinds and header sizes that compilers give members lie well below these."""
 _MAX_SECTIONS = 1 << 20
 
 
@@ -61,8 +66,15 @@ def scan(reader: Reader) -> Iterator[Found | Passed]:
             if inside is not None:
                 yield from _members(reader, offset, *inside)
                 position = inside[1]
+            elif _is_cut_off(reader, offset):
+                # Its size may be what is damaged: the search goes on where its members end.
+                position = max(position, (yield from _members(reader, offset, offset + _CONTAINER.size, None)))
+            elif offset == 0:
+                yield Passed(0, "fat binary", "its header is damaged")
         else:
             size = cubin_size(reader, offset)
+            if size is None and _is_cubin_header(reader.read(offset, EHDR.size)):
+                yield Passed(offset, "cubin", "it is cut off, or its headers are damaged")
             if size is not None and size > MAX_IMAGE:
                 yield Passed(offset, "cubin", f"its headers say {size} bytes, more than {MAX_IMAGE}")
             elif size is not None:
@@ -83,22 +95,51 @@ def _next_magic(reader: Reader, start: int) -> tuple[int, bool] | None:
     return None
 
 
-def _members(reader: Reader, start: int, at: int, end: int) -> Iterator[Found | Passed]:
-    """Members of the container at ``start``, from ``at`` on, read one at a time."""
-    while at < end:
+def _is_cut_off(reader: Reader, offset: int) -> bool:
+    """Whether the magic at ``offset``, which no whole container follows, begins one that the file's end cuts off."""
+    head = reader.read(offset, _CONTAINER.size + _MEMBER_START.size)
+    if not head.startswith(_CONTAINER_START[: len(head)]):
+        return False
+    if len(head) < _CONTAINER.size + _MEMBER_START.size:
+        return True
+    kind, _, size = _MEMBER_START.unpack_from(head, _CONTAINER.size)
+    past = offset + _CONTAINER.size + _CONTAINER.unpack_from(head)[3] > reader.size
+    return past and 0 < kind < _LARGEST_KIND and _HEAD <= size <= _LARGEST_HEAD
+
+
+def _is_cubin_header(head: bytes) -> bool:
+    """Whether all that tells an ELF header of the GPU from other data with its magic is there."""
+    return (
+        head[:7] == _ELF + b"\x01"
+        and head[18:20] == struct.pack("<H", EM_CUDA)
+        and len(head) == EHDR.size
+        and EHDR.unpack(head)[8] == EHDR.size
+    )
+
+
+def _members(reader: Reader, start: int, at: int, end: int | None) -> Generator[Found | Passed, None, int]:
+    """Members of the container at ``start``, from ``at`` on, read one at a time; returns where they end. ``end``: of
+    the container, None where the file ends before it does."""
+    limit = reader.size if end is None else end
+    while at < limit or end is None:
         head = reader.read(at, _HEAD)
         size = (
             struct.unpack_from("<I", head, 4)[0] + struct.unpack_from("<Q", head, 8)[0]
             if len(head) == _HEAD
             else 0
         )
-        if size < _HEAD or at + size > end:
+        if end is None and (at + size > limit or len(head) < _HEAD or head.startswith(_FATBIN)):
+            yield Passed(min(at, limit), "fat binary", "it is cut off here, or its header gives a wrong size")
+            # The image of a member that is cut off isn't named a second time.
+            return at if head.startswith(_FATBIN) else at + _HEAD + len(_ELF)
+        if size < _HEAD or at + size > limit:
             yield Passed(at, "fat binary member", "its header points outside the container")
-            return
+            return at
         # One member at a time: the same bytes in a container of their own.
         chunk = _CONTAINER.pack(MAGIC, 1, 16, size) + reader.read(at, size)
         yield from _member(chunk, at, start)
         at += size
+    return at
 
 
 def _member(chunk: bytes, at: int, start: int) -> Iterator[Found | Passed]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import struct
 import tracemalloc
 import zipfile
 from pathlib import Path
@@ -105,6 +106,91 @@ def test_a_member_that_points_outside_its_container_ends_it_by_name(tmp_path: Pa
     path = tmp_path / "x.fatbin"
     path.write_bytes(data)
     assert [s.reason for s in skipped(path)] == ["fat binary member: its header points outside the container"]
+
+
+@pytest.mark.parametrize("packing", ["", "lz4", "zstd"])
+@pytest.mark.parametrize("ahead", [0, 4, 0x100])
+def test_a_fat_binary_that_is_cut_off_is_named_wherever_it_ends(tmp_path: Path, packing: str, ahead: int) -> None:
+    one, two = (fatbin([(90, COPY_CUBIN, packing)] * count) for count in (1, 2))
+    path = tmp_path / "x.bin"
+    for length, whole, at in (
+        (7, 0, 7), (12, 0, 12), (16, 0, 16), (20, 0, 16), (60, 0, 16), (100, 0, 16), (len(one) - 1, 0, 16),
+        (len(one), 1, len(one)), (len(one) + 30, 1, len(one)), (len(two) - 1, 1, len(one)),
+    ):  # fmt: skip
+        path.write_bytes(bytes(ahead) + two[:length])
+        assert [image.data for image in images(path)] == [COPY_CUBIN] * whole
+        (cut,) = skipped(path)
+        assert (cut.path, cut.unread) == (f"{path}@{ahead + at:#x}", True)
+        assert cut.reason == "fat binary: it is cut off here, or its header gives a wrong size"
+    path.write_bytes(bytes(ahead) + two)
+    assert len(images(path)) == 2 and not skipped(path)
+
+
+def test_containers_behind_one_with_too_large_a_size_are_still_found(tmp_path: Path) -> None:
+    first = bytearray(fatbin([(90, COPY_CUBIN, "zstd")]))
+    first[8:16] = (1 << 40).to_bytes(8, "little")
+    path = tmp_path / "x.bin"
+    path.write_bytes(bytes(first) + fatbin([(80, COPY_CUBIN, "zstd")]))
+    assert [(image.path, image.data) for image in images(path)] == [
+        (f"{path}@0x10", COPY_CUBIN),
+        (f"{path}@{len(first) + 16:#x}", COPY_CUBIN),
+    ]
+    assert [(item.path, item.unread) for item in skipped(path)] == [(f"{path}@{len(first):#x}", True)]
+
+
+def test_a_fat_binary_whose_header_is_damaged_and_an_embedded_cubin_cut_off_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "x.fatbin"
+    path.write_bytes(b"\x50\xed\x55\xba\xff" + fatbin([(90, COPY_CUBIN, "zstd")])[5:])
+    assert [(item.reason, item.unread) for item in skipped(path)] == [("fat binary: its header is damaged", True)]
+    path = tmp_path / "x.bin"
+    path.write_bytes(bytes(24) + COPY_CUBIN[:-40])
+    assert not images(path)
+    (cut,) = skipped(path)
+    assert cut == Skipped(f"{path}@0x18", "cubin: it is cut off, or its headers are damaged", True)
+
+
+def test_the_magic_of_a_fat_binary_in_code_is_no_damage(tmp_path: Path) -> None:
+    path = tmp_path / "x.bin"
+    path.write_bytes(bytes(8) + fatbin([])[:4] + bytes(range(1, 40)) + b"\x7fELF\x02\x01\x01" + bytes(70))
+    assert [(item.reason, item.unread) for item in skipped(path)] == [("no cubin and no fat binary inside", False)]
+
+
+def ar(*members: bytes) -> bytes:
+    """A static archive, as ar writes it."""
+    out = b"!<arch>\n"
+    for member in members:
+        out += b"x.o/".ljust(48) + str(len(member)).encode().ljust(10) + b"`\n" + member + b"\n" * (len(member) % 2)
+    return out
+
+
+def pe(content: bytes) -> bytes:
+    """A Windows library of one section."""
+    head = b"MZ".ljust(60, b"\0") + (64).to_bytes(4, "little")
+    coff = b"PE\0\0" + struct.pack("<HHIIIHH", 0x8664, 1, 0, 0, 0, 0, 0)
+    return head + coff + struct.pack("<8sIIIIIIHHI", b".nv", 0, 0, len(content), 128, 0, 0, 0, 0, 0) + content
+
+
+CUT = "it is cut off: its headers place bytes behind its end"
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("x.so", (FIXTURES / "libtwo.so").read_bytes()),
+        ("x.so", (FIXTURES / "embedded.so").read_bytes()),
+        ("x.a", ar(b"abc", bytes(8) + fatbin([(90, COPY_CUBIN, "zstd")]))),
+        ("x.dll", pe(fatbin([(90, COPY_CUBIN, "zstd")]))),
+    ],
+)
+def test_a_library_that_is_cut_off_is_named_wherever_it_ends(tmp_path: Path, name: str, data: bytes) -> None:
+    path = tmp_path / name
+    path.write_bytes(data)
+    assert all(item.reason != CUT for item in skipped(path))
+    whole = {image.data for image in images(path)}
+    for length in (70, len(data) // 3, len(data) // 2, len(data) - 9, len(data) - 1):
+        path.write_bytes(data[:length])
+        assert Skipped(str(path), CUT, True) in skipped(path)
+        assert {image.data for image in images(path)} <= whole
 
 
 def test_an_image_across_a_window_is_found(tmp_path: Path) -> None:

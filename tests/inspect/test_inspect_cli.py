@@ -226,6 +226,22 @@ def test_rules_do_not_hold_of_what_could_not_be_read(
     assert [item["unread"] for item in data["skipped"]] == [True]
 
 
+@pytest.mark.parametrize("name", ["cut.fatbin", "cut.so"])
+def test_rules_do_not_hold_of_what_was_cut_off(
+    name: str, tmp_path: Path, good: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    two, one = (fatbin([(90, COPY_CUBIN, "zstd"), (80, COPY_CUBIN + b"\0", "zstd")][:count]) for count in (2, 1))
+    data, length = (two, len(one) + 100) if name == "cut.fatbin" else ((FIXTURES / "libtwo.so").read_bytes(), 0)
+    cut = tmp_path / name
+    cut.write_bytes(data[: length or len(data) - 1])
+    assert main(["inspect", str(cut), "--forbid", "BRX"]) == 2
+    said = capsys.readouterr()
+    assert "cut off" in said.out and said.err.startswith("gwatch: [not-checked]") and str(cut) in said.err
+    assert main(["inspect", str(cut), "--require", "LDG >= 100000"]) == 1
+    cut.write_bytes(data[:50])
+    assert main(["inspect", str(good), str(cut), "--forbid", "BRX"]) == 2
+
+
 def test_without_table_and_nvdisasm_the_resources_are_still_there(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
