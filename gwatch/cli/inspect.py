@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from gwatch.inspect.rules import Rule
     from gwatch.inspect.run import Request
 
+_MOST_JOBS = 1024
+"""More worker processes than any machine has use for; far more than this is more than the system can start."""
 _COLLECTED_AFTER = 200_000
 """New objects after which unused ones that hold each other are looked for."""
 
@@ -192,6 +194,8 @@ def _refuse_what_is_left_out(args: argparse.Namespace, listings: bool) -> None:
         raise UsageError(
             "usage", f"--format github prints broken rules only, without {', '.join(more)}", "leave one of them out"
         )
+    if args.jobs > _MOST_JOBS:
+        raise UsageError("usage", f"--jobs {args.jobs} is more than {_MOST_JOBS} processes", "one a core is enough")
     if args.executor and args.jobs != 1:
         raise UsageError("usage", "--jobs starts processes here, --executor works elsewhere", "leave one of them out")
 

@@ -104,7 +104,7 @@ def _is_cut_off(reader: Reader, offset: int) -> bool:
         return True
     kind, _, size = _MEMBER_START.unpack_from(head, _CONTAINER.size)
     past = offset + _CONTAINER.size + _CONTAINER.unpack_from(head)[3] > reader.size
-    return past and 0 < kind < _LARGEST_KIND and _HEAD <= size <= _LARGEST_HEAD
+    return bool(past and 0 < kind < _LARGEST_KIND and _HEAD <= size <= _LARGEST_HEAD)
 
 
 def _is_cubin_header(head: bytes) -> bool:

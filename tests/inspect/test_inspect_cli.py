@@ -299,6 +299,9 @@ def test_a_style_is_a_listing(capsys: pytest.CaptureFixture[str]) -> None:
         ["--format", "github", "--lines"],
         ["--format", "github", "--json"],
         ["--jobs", "2", "--executor", "dask:x"],
+        ["--jobs", "1025"],
+        ["--jobs", "2147483647"],
+        ["--jobs", "9" * 4000],
         ["--resources", "--sass-style", "nvdisasm"],
     ],
 )
