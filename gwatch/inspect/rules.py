@@ -12,7 +12,8 @@ Written on the command line or in a TOML file::
     fail_on = ["spill"]                     # spill, local, narrow
 
 An opcode pattern names a mnemonic (``*`` and ``?`` allowed) and modifiers that must be there in that order:
-``LDG.128`` counts ``LDG.E.128.CONSTANT`` as well.
+``LDG.128`` counts ``LDG.E.128.CONSTANT`` as well. Modifiers that no architecture's opcode can have are refused: such a
+rule would let everything pass.
 """
 
 from __future__ import annotations
@@ -23,13 +24,14 @@ import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from gwatch.cuda.binary import KernelDef
 from gwatch.errors import ParseError
 from gwatch.inspect.demangle import demangle
 from gwatch.inspect.facts import CodeFacts, KernelFacts
 from gwatch.inspect.opcodes import access_of
+from gwatch.inspect.spelling import can_have, modifiers_of
 from gwatch.inspect.vectorize import GlobalAccess, Vectorization
 from gwatch.inspect.view import CubinView
 from gwatch.sass.isa.table import mnemonics
@@ -148,7 +150,26 @@ def _opcode(pattern: str, rule: str) -> str:
             f"{rule!r}: no architecture has an opcode {pattern!r}",
             f"did you mean {', '.join(near)}?" if near else "write one opcode a rule, like 'STL' or 'LDG.E.128'",
         )
+    modifiers = pattern.upper().split(".")[1:]
+    if modifiers and not can_have(name, modifiers):
+        _refuse_modifiers(name, modifiers, rule)
     return pattern.upper()
+
+
+def _refuse_modifiers(name: str, modifiers: list[str], rule: str) -> NoReturn:
+    import difflib  # only where a rule is wrong
+
+    known = sorted(modifiers_of(name))
+    for word in modifiers:
+        if not fnmatch.filter(known, word):
+            near = difflib.get_close_matches(word, known, 3)
+            hint = f"did you mean {', '.join(near)}?" if near else f"it has {', '.join(known) or 'none'}"
+            raise ParseError("rule-syntax", f"{rule!r}: no architecture has {name} with a modifier {word!r}", hint)
+    raise ParseError(
+        "rule-syntax",
+        f"{rule!r}: no architecture has {name} with these modifiers in this order",
+        "write them as a listing does, like 'LDG.E.128.CONSTANT'",
+    )
 
 
 def fail_on(condition: str, kernel: str = "") -> Rule:
@@ -226,8 +247,8 @@ def matches(pattern: str, opcode: str) -> bool:
     mnemonic, *modifiers = opcode.split(".")
     if not fnmatch.fnmatchcase(mnemonic, name):
         return False
-    rest = iter(modifiers)
-    return all(any(fnmatch.fnmatchcase(word, want) for word in rest) for want in wanted)
+    rest = iter(modifiers)  # some are written in small letters, like 64x128x16; patterns are not
+    return all(any(fnmatch.fnmatchcase(word.upper(), want) for word in rest) for want in wanted)
 
 
 def check(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,48 @@ def test_an_opcode_that_no_architecture_has_is_no_rule(text: str) -> None:
         parse_forbid(text)
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("STG.129", "no architecture has STG with a modifier '129'; did you mean 128?"),
+        ("LDG.E.CONSTNAT", "no architecture has LDG with a modifier 'CONSTNAT'; did you mean CONSTANT?"),
+        ("kernel:a LDG.E.12?8", "no architecture has LDG with a modifier '12?8'"),
+        ("STL.CONSTANTS", "no architecture has STL with a modifier 'CONSTANTS'"),
+        ("EXIT.128", "no architecture has EXIT with a modifier '128'"),
+        ("STG.128.E", "no architecture has STG with these modifiers in this order; write them as a listing does"),
+        ("LDG.E.E", "no architecture has LDG with these modifiers in this order"),
+        ("LDG.CONSTANT.128", "no architecture has LDG with these modifiers in this order"),
+        ("ST?.129", "no architecture has ST? with a modifier '129'"),
+    ],
+)
+def test_modifiers_that_no_architecture_has_are_no_rule(text: str, said: str) -> None:
+    with pytest.raises(ParseError, match=r"^\[rule-syntax\] .*" + re.escape(said)):
+        parse_forbid(text)
+    with pytest.raises(ParseError, match=re.escape(said)):
+        parse_require(f"{text} <= 0")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "STG.E.128", "stg.128", "LDG.E.LTC128B.128.CONSTANT", "LDG.*.12?", "*.128", "F2F.F32.F64", "F2F.F64.F32",
+        "HGMMA.64x8x16.F32", "hgmma.64X8X16", "LDG.E.ENL2.256", "SYNCS.PHASECHK.TRANS64.TRYWAIT", "MUFU.RCP64H",
+        "HMMA.16816.F32.BF16", "LDTM.16dp256bit", "BAR.SYNC.DEFER_BLOCKING", "DEPBAR.LE",
+    ],
+)  # fmt: skip
+def test_modifiers_that_some_architecture_has_are_a_rule(text: str) -> None:
+    assert parse_forbid(text).what == text.upper()
+
+
+def test_every_opcode_of_a_cubin_is_a_rule_and_counts_itself() -> None:
+    for path in sorted(FIXTURES.glob("*.cubin")):
+        (image,) = inspect([path]).images
+        for kernel in image.kernels:
+            assert kernel.facts.code is not None
+            for opcode, _ in kernel.facts.code.opcodes:
+                assert matches(parse_forbid(opcode).what, opcode)
+
+
 def test_opcodes_may_be_in_lower_case_and_typing_errors_get_a_hint(tmp_path: Path) -> None:
     assert parse_forbid("stl").what == "STL" and parse_require("has ldg.e.128 >= 2").what == "LDG.E.128"
     assert parse_forbid("UTMA*").what == "UTMA*"
@@ -85,6 +128,7 @@ def test_opcodes_may_be_in_lower_case_and_typing_errors_get_a_hint(tmp_path: Pat
         ("LDG.128.E", "LDG.E.128", False),
         ("*MMA", "HGMMA.64x8x16.F32", True),
         ("LD", "LDG.E", False),
+        ("HGMMA.64X8X16", "HGMMA.64x8x16.F32", True),
     ],
 )
 def test_opcode_patterns(pattern: str, opcode: str, fits: bool) -> None:
