@@ -22,6 +22,8 @@ from gwatch.inspect.patched import leave_out_copy
 from gwatch.inspect.view import CubinView
 
 _HOLDS_OFFSETS = frozenset({*OFFSET_SHAPES, Attr.INDIRECT_BRANCH_TARGETS, Attr.COOP_GROUP_MASK_REGIDS})
+_HOLDS_SYMBOLS: dict[Attr, int | None] = {Attr.PARAM_CBANK: 1, Attr.EXTERNS: None}
+"""Attributes whose first words (None: all) are numbers in the symbol table."""
 FAILURES = ("registers", "spill", "vector-width", "any")
 
 
@@ -290,9 +292,27 @@ def _records(version: Version) -> dict[str, str]:
     for record in version.view.attributes(version.kernel):
         if record.code in _HOLDS_OFFSETS:
             found[record.name].append(f"{len(record.payload)} bytes of offsets")
+        elif record.code in _HOLDS_SYMBOLS and len(record.payload) % 4 == 0:
+            count = _HOLDS_SYMBOLS[Attr(record.code)]
+            words = record.words
+            names = [_symbol(version, word) for word in words[:count]]
+            found[record.name].append(" ".join([*sorted(names), *(f"{word:#x}" for word in words[len(names) :])]))
         else:
             found[record.name].append(record.payload.hex() if record.format == 4 else f"{record.value:#x}")
     return {name: " ".join(sorted(values)) for name, values in found.items()}
+
+
+def _symbol(version: Version, index: int) -> str:
+    """What a symbol's number stands for: other symbols move it. The kernel's own sections go by no name of theirs: its
+    name is compared by itself."""
+    elf, own = version.view.cubin.elf, f".{version.kernel.name}"
+    if index >= len(elf.symbols):
+        return f"symbol {index}"
+    symbol = elf.symbols[index]
+    name = symbol.name
+    if not name and 0 < symbol.section < len(elf.sections):
+        name = elf.sections[symbol.section].name
+    return f"{name.removesuffix(own)} of the kernel" if name.startswith(".") and name.endswith(own) else name
 
 
 def to_json(diff: ArtifactDiff) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,8 @@ import pytest
 
 from gwatch.cli.main import main
 from gwatch.cli.schema import schema_text
-from gwatch.cuda.binary import Cubin
+from gwatch.cuda.binary import Cubin, nvinfo
+from gwatch.cuda.binary.nvinfo import Attr
 
 FIXTURES = Path(__file__).resolve().parent.parent / "inspect" / "fixtures"
 ALIGNED, NARROW = str(FIXTURES / "triton/aligned.cubin"), str(FIXTURES / "triton/in_unaligned.cubin")
@@ -166,3 +168,78 @@ def test_stat_says_where_and_for_which_architecture(capsys: pytest.CaptureFixtur
     assert [head.rsplit(" ", 1)[1] for head in heads[:-1]] == ["(sm_80)", "(sm_90)", "(sm_90a)"]
     assert all(head.startswith(library) for head in heads[:2])
     assert heads[2] == f"{ALIGNED} (sm_90a)"
+
+
+def renumbered(data: bytes, one: str, other: str) -> bytes:
+    """The cubin with the places of two symbols in its table exchanged, and all that goes by their numbers."""
+    elf, out = Cubin.from_bytes(data).elf, bytearray(data)
+    table = elf.find(".symtab")
+    assert table is not None
+    i, j = (next(s.index for s in elf.symbols if s.name == name) for name in (one, other))
+    number = {i: j, j: i}
+    for a, b in number.items():
+        there, here = table.offset + 24 * b, table.offset + 24 * a
+        out[there : there + 24] = data[here : here + 24]
+    for section in elf.sections:
+        if section.name.startswith((".rel.", ".rela.")):
+            for at in range(section.offset, section.offset + section.size, section.entry_size):
+                (symbol,) = struct.unpack_from("<I", data, at + 12)
+                struct.pack_into("<I", out, at + 12, number.get(symbol, symbol))
+        elif section.name.startswith(".nv.info."):
+            made = [
+                record.with_words([number.get(record.words[0], record.words[0]), *record.words[1:]])
+                if record.code == Attr.PARAM_CBANK
+                else record.with_words(number.get(word, word) for word in record.words)
+                if record.code == Attr.EXTERNS
+                else record
+                for record in nvinfo.parse(elf.content(section))
+            ]
+            out[section.offset : section.offset + section.size] = nvinfo.serialize(made)
+    assert out != data
+    return bytes(out)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [("malloc", "free"), ("malloc", "vprintf"), (".nv.constant0.malloc_kernel", ".nv.constant0.printf_kernel")],
+)
+def test_numbers_in_the_symbol_table_are_no_difference(
+    one: str, other: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = FIXTURES.parent.parent / "rewrite" / "data" / "control_sm90.cubin"
+    second = tmp_path / "second.cubin"
+    second.write_bytes(renumbered(path.read_bytes(), one, other))
+    assert main(["diff", str(path), str(second), "--exit-code"]) == 0
+    assert capsys.readouterr().out.startswith("identical code in all ")
+
+
+def test_another_symbol_or_another_place_of_the_parameters_is_a_difference(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = FIXTURES.parent.parent / "rewrite" / "data" / "control_sm90.cubin"
+    data, cubin, said = path.read_bytes(), Cubin.from_file(path), {}
+    names = {symbol.index: symbol.name for symbol in cubin.elf.symbols}
+    section = next(s for s in cubin.elf.sections if s.name == ".nv.info.malloc_kernel")
+    records = nvinfo.parse(cubin.elf.content(section))
+    for code, word, value in (
+        (Attr.EXTERNS, 0, next(n for n, name in names.items() if name == "vprintf")),
+        (Attr.EXTERNS, 1, 0xFFFFFF),
+        (Attr.PARAM_CBANK, 0, next(n for n, name in names.items() if name == ".nv.constant0.printf_kernel")),
+        (Attr.PARAM_CBANK, 1, 0x80218),
+    ):
+        record = next(r for r in records if r.code == code)
+        words = [*record.words[:word], value, *record.words[word + 1 :]]
+        made = nvinfo.serialize([r.with_words(words) if r is record else r for r in records])
+        second = tmp_path / "second.cubin"
+        second.write_bytes(data[: section.offset] + made + data[section.offset + section.size :])
+        assert main(["diff", str(path), str(second), "--json", "--exit-code"]) == 1
+        found = [k for k in json.loads(capsys.readouterr().out)["kernels"] if k["attributes"]]
+        assert [(k["name"], [a["name"] for a in k["attributes"]]) for k in found] == [("malloc_kernel", [code.name])]
+        said[code, word] = found[0]["attributes"][0]["before"], found[0]["attributes"][0]["after"]
+    assert said[Attr.EXTERNS, 0] == ("free malloc", "free vprintf")
+    assert said[Attr.EXTERNS, 1] == ("free malloc", "malloc symbol 16777215")
+    before = said[Attr.PARAM_CBANK, 0][0]
+    assert before.startswith(".nv.constant0 of the kernel 0x")
+    place = before.rsplit(" ", 1)[1]
+    assert said[Attr.PARAM_CBANK, 0] == (before, f".nv.constant0.printf_kernel {place}")
+    assert said[Attr.PARAM_CBANK, 1] == (before, ".nv.constant0 of the kernel 0x80218")
