@@ -31,7 +31,8 @@ _LAUNCH = re.compile(
     r"\s{0,9}([0-9]{1,9})\s{0,9},\s{0,9}([0-9]{1,9})\s{0,9},"
 )
 _FUNCTION = re.compile(r"tt\.func public @([\w$.]+)\(")
-_FUNCTION_END = re.compile(r"\)\s*attributes")
+_TOKEN = re.compile(r'"[^"]*"|->|[][(){}<>,]')
+_PARAMETER = re.compile(r"%([\w$.-]+)\s*:\s*(.+)", re.DOTALL)
 _DIVISIBILITY = re.compile(r"tt\.divisibility\s*=\s*([0-9]+)")
 _BYTES = {"1": 1, "8": 1, "16": 2, "32": 4, "64": 8}
 _TTIR_TYPES = {"f32": "fp32", "f16": "fp16", "bf16": "bf16", "f64": "fp64"}
@@ -312,20 +313,35 @@ def _aligned(configs: Any, names: list[str]) -> dict[str, int]:
 
 def _ttir(text: Text) -> Iterator[TritonKernel]:
     match = _FUNCTION.search(text.text)
-    end = _FUNCTION_END.search(text.text, match.end()) if match is not None else None
-    if match is None or end is None:
+    pieces = _parameters(text.text, match.end()) if match is not None else []
+    if match is None or not pieces:
         return
     arguments = []
-    for piece in text.text[match.end() : end.start()].split("%"):
-        # name: type {attributes} loc(place), the attributes only where there are some
-        name, _, rest = piece.partition(":")
-        kind, place, _ = rest.partition("loc(")
-        if not (name and place):
-            continue
-        kind, _, attributes = kind.partition("{")
+    for piece in pieces:
+        # %name: type {attributes} loc(place), each of the last two only where there is some
+        parameter = _PARAMETER.fullmatch(piece)
+        if parameter is None:
+            return  # without it the others would stand in for one another
+        kind, _, attributes = parameter[2].partition("loc(")[0].partition("{")
         divisibility = _DIVISIBILITY.search(attributes)
         pointer = re.search(r"!tt\.ptr<(\w+)", kind)
         plain = pointer[1] if pointer else kind.strip()
         shown = ("*" if pointer else "") + _TTIR_TYPES.get(plain, plain)
-        arguments.append(Argument(name, shown, int(divisibility[1]) if divisibility else None))
+        arguments.append(Argument(parameter[1], shown, int(divisibility[1]) if divisibility else None))
     yield TritonKernel(match[1], tuple(arguments), found_in=text.path)
+
+
+def _parameters(text: str, start: int) -> list[str]:
+    """The texts between the commas of the list that begins at ``start``; [] for an empty list or one without end."""
+    depth, at, pieces = 0, start, []
+    for token in _TOKEN.finditer(text, start):
+        if token[0] in ("(", "[", "{", "<"):
+            depth += 1
+        elif token[0] in (")", "]", "}", ">") and depth:
+            depth -= 1
+        elif token[0] in (",", ")") and not depth:
+            pieces.append(text[at : token.start()].strip())
+            at = token.end()
+            if token[0] == ")":
+                return pieces if any(pieces) else []
+    return []

@@ -31,6 +31,8 @@ _GUARD = re.compile(r"@(!?)(U?P)([0-9])")
 WANTED = frozenset({"LDG", "STG", "LD", "ST", "LDGSTS"})
 FULL_BITS = 128
 WORD_BYTES = 4
+_SCRATCH = 2
+"""Scratch pointers that Triton passes behind a kernel's own arguments, at most: global memory's, the profiler's."""
 GUESSED = "*"
 """Type of an argument of 8 bytes of which nothing is known: a pointer, unless something is multiplied with it."""
 
@@ -111,6 +113,8 @@ def vectorization(
 
     Raises CubinError for damaged attributes or line tables.
     """
+    if description is not None and not _fits(description, view, kernel):
+        description = None  # another kernel's, or another version's: its promises are none here
     code = view.code(kernel)
     blocks = find_blocks(code, view.indirect_targets(kernel))
     seen, sums = trace(code, blocks, WANTED, description is not None)
@@ -305,6 +309,13 @@ class _Places:
         if not known:
             self.arguments.append(Argument(name, kind, None))
         return known[0] if known else len(self.arguments) - 1
+
+
+def _fits(description: TritonKernel, view: CubinView, kernel: KernelDef) -> bool:
+    """Whether the kernel takes the arguments described, and behind them nothing but Triton's scratch pointers."""
+    sizes = [parameter.size for parameter in nvinfo.parameters(view.attributes(kernel))]
+    more = sizes[len(description.arguments) :]
+    return not sizes or (len(description.arguments) <= len(sizes) and len(more) <= _SCRATCH and set(more) <= {8})
 
 
 def _arguments(name: str, sizes: list[int], description: TritonKernel | None) -> list[Argument]:

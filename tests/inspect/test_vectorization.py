@@ -13,7 +13,7 @@ from gwatch.inspect.artifacts import Image, Text, open_artifact
 from gwatch.inspect.executors import open_executor
 from gwatch.inspect.report import load_schema
 from gwatch.inspect.run import Request, inspect
-from gwatch.inspect.triton_source import TritonKernels
+from gwatch.inspect.triton_source import Argument, TritonKernels
 from gwatch.inspect.vectorize import GlobalAccess, Vectorization, vectorization
 from gwatch.inspect.view import CubinView
 from gwatch.sass.asm import assemble
@@ -375,6 +375,55 @@ def test_a_cubin_of_a_triton_cache_is_described_by_its_neighbours(tmp_path: Path
     (tmp_path / "other.json").write_text('{"name": "copy_kernel", "num_warps": 8, "shared": 0}')
     assert described(tmp_path / "mask.cubin") == (True, 4, 128, "launch", [16, 16, None])
     assert described(tmp_path / "mask.cubin") == described(tmp_path)
+
+
+def test_intermediate_code_without_places_says_the_same() -> None:
+    text = (TRITON / "mask.ttir").read_text()
+    bare = re.sub(r' loc\("\w"\(#loc\)\)', "", text)
+    assert "loc(" not in bare[bare.index("tt.func") : bare.index("attributes")]
+    arguments = (Argument("i", "*fp32", 16), Argument("o", "*fp32", 16), Argument("n", "i32", None))
+    for said in (text, bare, text.replace(' loc("o"(#loc))', ""), text.replace('loc("i"', 'loc("i), %i{<"')):
+        kernels = TritonKernels()
+        kernels.add(Text("mask.ttir", said))
+        assert [(kernel.name, kernel.arguments) for kernel in kernels.kernels] == [("copy_kernel", arguments)]
+
+
+@pytest.mark.parametrize(
+    "signature",
+    [
+        "", "  ", "%i", "!tt.ptr<f32>, i32", "%i: !tt.ptr<f32>,, %n: i32", "%i: !tt.ptr<f32>, n: i32", "%i: ",
+        "%i: f32 {",
+    ],
+)  # fmt: skip
+def test_a_description_without_arguments_or_with_one_that_cannot_be_read_is_none(signature: str) -> None:
+    kernels = TritonKernels()
+    kernels.add(Text("k.ttir", f"module {{ tt.func public @k({signature}) attributes {{noinline = false}} {{}} }}"))
+    assert kernels.kernels == []
+
+
+def test_the_list_of_arguments_ends_with_its_own_parenthesis() -> None:
+    kernels = TritonKernels()
+    kernels.add(Text("k.ttir", "tt.func public @k(%a: i32) { } tt.func public @l(%b: i64) attributes {} { }"))
+    assert [(kernel.name, kernel.arguments) for kernel in kernels.kernels] == [("k", (Argument("a", "i32", None),))]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fits"),
+    [
+        ("%i: !tt.ptr<f32>, %o: !tt.ptr<f32>, %n: i32", True),
+        ("%i: !tt.ptr<f32>, %o: !tt.ptr<f32>", False),  # the third has four bytes: no scratch pointer
+        ("%i: !tt.ptr<f32>", False),
+        ("%a: i64, %b: i64, %c: i32, %d: i64, %e: i64, %f: i64", False),
+    ],
+)
+def test_a_description_of_other_arguments_is_not_this_kernels(tmp_path: Path, arguments: str, fits: bool) -> None:
+    (tmp_path / "mask.cubin").write_bytes((TRITON / "mask.cubin").read_bytes())
+    (tmp_path / "mask.ttir").write_text(f"tt.func public @copy_kernel({arguments}) attributes {{}} {{}}")
+    (image,) = inspect([tmp_path / "mask.cubin"], LOOK).images
+    wide = image.kernels[0].vectorization
+    assert wide is not None
+    names = ["i", "o", "n", "scratch0", "scratch1"] if fits else [f"argument {n}" for n in range(5)]
+    assert (wide.described, [argument.name for argument in wide.arguments]) == (fits, names)
 
 
 def test_several_stages_of_one_compilation_describe_one_kernel() -> None:
