@@ -18,7 +18,7 @@ from functools import cached_property
 
 from gwatch.inspect.linear import Form, Kind, signed
 from gwatch.inspect.opcodes import Access
-from gwatch.inspect.order import Order
+from gwatch.inspect.order import Obstacle, Order
 from gwatch.inspect.sums import Sums
 from gwatch.inspect.triton_source import Argument
 from gwatch.inspect.values import Atom
@@ -303,6 +303,13 @@ class _Group:
             return Cause(
                 "unknown", self._name, f"{could}, but compilers leave asynchronous copies as they are written"
             )
+        stop = self.around.order.stop(_ordered(merge.members))
+        if stop is not None:
+            return Cause(
+                "unknown", self._name,
+                f"{could}: the pointer may not be known to be a multiple of {merge.width}, or {self._told(stop)}, "
+                "which stands between them, kept them apart",
+            )  # fmt: skip
         if "CONSTANT" in place.access.modifiers and self.around.order.is_ordered(place.block):
             return Cause(
                 "unknown", self._name,
@@ -318,7 +325,7 @@ class _Group:
     def _apart(self, merge: _Merge, could: str) -> Cause:
         found = self.around.order.obstacle(_ordered(merge.members))
         assert found is not None
-        where = f"{found.text.split(None, 1)[0] if found.text[0] != '@' else found.text} at {self._at(found.index)}"
+        where = self._told(found)
         if found.fence:
             return Cause("barrier", self._name, f"{could}, but {where} stands between them")
         stores = merge.members[0].access.action == "store"
@@ -566,6 +573,10 @@ class _Group:
 
     def _at(self, index: int) -> str:
         return f"{index * self.around.order.code.arch.instruction_size:#06x}"
+
+    def _told(self, found: Obstacle) -> str:
+        """An instruction in the way: its opcode, all of it where it has a guard."""
+        return f"{found.text.split(None, 1)[0] if found.text[0] != '@' else found.text} at {self._at(found.index)}"
 
     def _pc(self, place: Place) -> str:
         return self._at(place.index)

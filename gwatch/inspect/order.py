@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,6 +21,16 @@ _FENCES = (
 _ATOMICS = ("ATOM", "ATOMG", "RED", "REDG")
 _WRITES = ("STG", "ST", *_ATOMICS, "UTMASTG", "UTMAREDG", "UBLKCP", "UBLKRED")
 _READS = ("LDG", "LD", "LDGSTS", "UTMALDG")
+
+_STOPS = (
+    "NOP", "NANOSLEEP", "YIELD", "PMTRIG", "BPT", "DEPBAR", "LDGDEPBAR", "PREEXIT", "ENDCOLLECTIVE",
+    "SHFL", "VOTE", "VOTEU", "MATCH", "REDUX", "CREDUX", "ELECT", "WARPGROUP", "USETMAXREG",
+)  # fmt: skip
+"""What threads do together or what has its place in time: compilers mostly keep accesses on the side they were written
+on. Between other instructions a NOP is what is left of a WARPSYNC of all threads."""
+_READS_SPECIAL = ("CS2R", "S2R", "S2UR")
+_SETTLED = re.compile(r"\b(?:SRZ|SR_TID|SR_CTAID|SR_NTID|SR_NCTAID|SR_LANEID|SR_CgaCtaId)\b")
+"""Special registers that read the same at any time; clocks and the like do not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +75,19 @@ class Order:
             if first < index < last and index not in own and self._may_touch(index, members):
                 return Obstacle(index, self.code.texts[index], False)
         return None
+
+    def stop(self, members: Sequence[Place]) -> Obstacle | None:
+        """What between accesses may have kept them apart, though memory doesn't ask for it."""
+        first, last = members[0].index, members[-1].index
+        for index in self._stops:
+            if first < index < last:
+                return Obstacle(index, self.code.texts[index], False)
+        return None
+
+    @cached_property
+    def _stops(self) -> list[int]:
+        special = (n for n in self.code.where(*_READS_SPECIAL).tolist() if not _SETTLED.search(self.code.texts[n]))
+        return sorted([*self.code.where(*_STOPS).tolist(), *special])
 
     def is_ordered(self, block: int) -> bool:
         """Whether a block has barriers, atomic or volatile accesses. Loads of memory that nothing writes may have stood

@@ -490,6 +490,34 @@ def assembled(lines: str) -> tuple[GlobalAccess, ...]:
     return vectorization(changed, changed.cubin.get_kerneldef_by_name("mask")).accesses[:2]
 
 
+@pytest.mark.parametrize(
+    ("between", "opcode"),
+    [
+        ("NOP", "NOP"), ("NANOSLEEP 0xa", "NANOSLEEP"), ("SHFL.BFLY PT, R9, R9, 0x1, 0x1f", "SHFL.BFLY"),
+        ("CS2R R10, SR_CLOCKLO", "CS2R"), ("S2UR UR6, SR_CLOCKLO", "S2UR"), ("VOTE.ANY R10, PT, P0", "VOTE.ANY"),
+        ("IADD3 R9, R9, 0x1, RZ", ""), ("CS2R R10, SRZ", ""), ("S2R R10, SR_TID.Y", ""), ("LDS R10, [R0]", ""),
+    ],
+)  # fmt: skip
+def test_what_has_its_place_in_time_may_have_kept_accesses_apart(between: str, opcode: str) -> None:
+    lines = """
+        LDC.64 R2, c[0x0][0x210];
+        S2R R0, SR_TID.X;
+        IMAD.WIDE R2, R0, 0x8, R2;
+        STG.E desc[UR4][R2.64], R8;
+        {};
+        STG.E desc[UR4][R2.64+0x4], R9;
+        EXIT;
+    """
+    could = "2 accesses at 0x0 to 0x4 of the same address could be one of 64 bits"
+    found = [(access.cause.name, access.cause.text) for access in assembled(lines.format(between)) if access.cause]
+    if opcode:
+        stop = f"or {opcode} at 0x0040, which stands between them, kept them apart"
+        told = ("unknown", f"{could}: the pointer may not be known to be a multiple of 8, {stop}")
+    else:
+        told = ("divisibility", f"{could}, but the compiler can't know that the pointer is a multiple of 8")
+    assert found == [told, told]
+
+
 def test_a_condition_kept_in_a_register_may_be_another_s() -> None:
     lines = """
         LDC.64 R2, c[0x0][0x210];
