@@ -305,10 +305,12 @@ class _Group:
             )
         stop = self.around.order.stop(_ordered(merge.members))
         if stop is not None:
+            found, between = stop
+            where = "stands between them" if between else "may have stood between them before the code was scheduled"
             return Cause(
                 "unknown", self._name,
-                f"{could}: the pointer may not be known to be a multiple of {merge.width}, or {self._told(stop)}, "
-                "which stands between them, kept them apart",
+                f"{could}: the pointer may not be known to be a multiple of {merge.width}, or {self._told(found)}, "
+                f"which {where}, kept them apart",
             )  # fmt: skip
         if "CONSTANT" in place.access.modifiers and self.around.order.is_ordered(place.block):
             return Cause(

@@ -76,12 +76,15 @@ class Order:
                 return Obstacle(index, self.code.texts[index], False)
         return None
 
-    def stop(self, members: Sequence[Place]) -> Obstacle | None:
-        """What between accesses may have kept them apart, though memory doesn't ask for it."""
+    def stop(self, members: Sequence[Place]) -> tuple[Obstacle, bool] | None:
+        """What may have kept accesses apart though memory doesn't ask for it, and whether it stands between them. Else
+        it stands in their block, where it may have been between them before the code was scheduled."""
         first, last = members[0].index, members[-1].index
-        for index in self._stops:
-            if first < index < last:
-                return Obstacle(index, self.code.texts[index], False)
+        begin, end = self.blocks.ranges[members[0].block]
+        near = [index for index in self._stops if begin <= index < end]
+        between = [index for index in near if first < index < last]
+        for index in between or near:
+            return Obstacle(index, self.code.texts[index], False), bool(between)
         return None
 
     @cached_property

@@ -518,6 +518,30 @@ def test_what_has_its_place_in_time_may_have_kept_accesses_apart(between: str, o
     assert found == [told, told]
 
 
+@pytest.mark.parametrize("where", ["in front", "behind", "other block"])
+def test_what_the_scheduler_may_have_moved_out_from_between_accesses_is_told(where: str) -> None:
+    vote = "VOTE.ANY R9, PT, P0;"
+    lines = f"""
+        LDC.64 R2, c[0x0][0x210];
+        S2R R0, SR_TID.X;
+        IMAD.WIDE R2, R0, 0x8, R2;
+        {vote if where == "in front" else ""}
+        STG.E desc[UR4][R2.64], R8;
+        STG.E desc[UR4][R2.64+0x4], R9;
+        {vote if where == "behind" else ""}
+        EXIT;
+        {vote if where == "other block" else ""}
+    """
+    causes = [access.cause for access in assembled(lines) if access.cause]
+    if where == "other block":
+        assert [cause.name for cause in causes] == ["divisibility"] * 2
+    else:
+        assert [cause.name for cause in causes] == ["unknown"] * 2
+        at = "0x0030" if where == "in front" else "0x0050"
+        said = f"or VOTE.ANY at {at}, which may have stood between them before the code was scheduled, kept them apart"
+        assert all(cause.text.endswith(said) for cause in causes)
+
+
 def test_a_condition_kept_in_a_register_may_be_another_s() -> None:
     lines = """
         LDC.64 R2, c[0x0][0x210];
