@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from gwatch.check.findings import Finding, KernelCheck
 from gwatch.cuda.binary.elf import Relocation
-from gwatch.cuda.binary.nvinfo import OFFSET_SHAPES, Attr
+from gwatch.cuda.binary.nvinfo import OFFSET_SHAPES, Attr, code_offsets
 from gwatch.cuda.binary.stack import stack_bytes
 from gwatch.errors import GWatchError, KernelError
 from gwatch.rewrite.surroundings import Surroundings
@@ -179,14 +179,8 @@ class _Against:
 
     def _pointed(self, kernel: KernelDef) -> set[int]:
         """The instructions that attributes of ``kernel`` point at."""
-        return {
-            attribute.words[at] // self.size
-            for attribute in kernel.attributes
-            for shape in (OFFSET_SHAPES.get(attribute.code),)
-            if shape is not None
-            for at in range(shape.column, len(attribute.words), shape.stride)
-            if attribute.words[at] // self.size < len(kernel.words)
-        }
+        places = (offset // self.size for item in kernel.attributes for offset in code_offsets(item))
+        return {place for place in places if place < len(kernel.words)}
 
     def _rewrite(self, found: Alignment) -> Rewrite:
         count = int(found.place[-1]) + 1

@@ -76,6 +76,11 @@ class SiteMap:
         """The sites that leave records of their own."""
         return tuple(site for site in self.sites if site.shared_with is None)
 
+    @property
+    def shares(self) -> bool:
+        """Whether some sites share a record."""
+        return any(site.shared_with is not None for site in self.sites)
+
     def described(self) -> list[dict[str, Any]]:
         """The sites as reports name them: one dict of plain values per site."""
         return [
@@ -97,13 +102,12 @@ class SiteMap:
 
     def to_json(self) -> dict[str, Any]:
         """A JSON-ready dict with a format version."""
-        sharing = len(self.recorded) < len(self.sites)
-        data: dict[str, Any] = {"version": MAP_VERSIONS[sharing]}
+        data: dict[str, Any] = {"version": MAP_VERSIONS[self.shares]}
         for field in fields(self):
             data[field.name] = getattr(self, field.name)
         data["format"] = self.format.to_json()
         data["sites"] = [asdict(site) for site in self.sites]
-        if not sharing:
+        if not self.shares:
             for site in data["sites"]:
                 del site["shared_with"]
         return data

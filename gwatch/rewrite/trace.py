@@ -347,8 +347,7 @@ def shared_records(around: Surroundings, sites: Sequence[SassTraceSite]) -> dict
     view, cfg = around.view, around.cfg
     order = sorted(range(len(sites)), key=lambda number: (sites[number].insert_index, number))
     starts = {block.start for block in cfg.blocks}
-    shared: dict[int, int] = {}
-    chain: list[int] = []
+    chains: list[list[int]] = []
 
     def alike(first: SassTraceSite, second: SassTraceSite) -> bool:
         return (
@@ -365,20 +364,14 @@ def shared_records(around: Surroundings, sites: Sequence[SassTraceSite]) -> dict
             and sum(int(view.control["stall"][i]) for i in between) <= SHARED_CYCLES
         )
 
-    def close() -> None:
-        shared.update(dict.fromkeys(chain[:-1], chain[-1]) if chain else {})
-
     for number in order:
+        first = sites[chains[-1][0]] if chains else None
         site = sites[number]
-        if chain:
-            before = sites[chain[-1]]
-            first = sites[chain[0]].insert_index
-            if not (alike(before, site) and at_once(first, site.insert_index)):
-                close()
-                chain = []
-        chain.append(number)
-    close()
-    return shared
+        if first is not None and alike(first, site) and at_once(first.insert_index, site.insert_index):
+            chains[-1].append(number)
+        else:
+            chains.append([number])
+    return {number: chain[-1] for chain in chains for number in chain[:-1]}
 
 
 def _guard_of(view: CodeView, site: SassTraceSite) -> str:

@@ -298,8 +298,8 @@ class GpuTorture:
             raise AssertionError(f"{kept} records and {decoded.dropped_total} dropped, but {made} made")
         self.tally.records += kept
         if not shape.spins and not layout.sampled:
-            shared = len(plan.site_map.recorded) < len(plan.site_map.sites)
-            self._counts(case, sites, shape, given, decoded.records, decoded.dropped_total, made, shared, again)
+            dropped, shared = decoded.dropped_total, plan.site_map.shares
+            self._counts(case, sites, shape, given, decoded.records, dropped, made, shared, again)
 
     def _counts(
         self,

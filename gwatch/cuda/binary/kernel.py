@@ -275,26 +275,14 @@ class KernelDef:
     def cluster_dim(self) -> tuple[int, int, int] | None:
         """Blocks of a cluster as (x, y, z) where the code fixes them (``__cluster_dims__``), else None: then the launch
         says."""
-        attribute = nvinfo.first(self.attributes, Attr.CTA_PER_CLUSTER)
-        if (
-            attribute is None
-            or attribute.format != 4
-            or len(attribute.words) != 3
-            or not all(attribute.words)
-        ):
-            return None
-        x, y, z = attribute.words
-        return x, y, z
+        found = nvinfo.dims(self.attributes, Attr.CTA_PER_CLUSTER)
+        return found if found is not None and all(found) else None
 
     @property
     def max_threads(self) -> tuple[int, int, int] | None:
         """Launch bounds (REQNTID, else MAX_THREADS) as x, y, z; None when the kernel states none."""
-        for code in (Attr.REQNTID, Attr.MAX_THREADS):
-            attribute = nvinfo.first(self.attributes, code)
-            if attribute is not None and len(attribute.words) == 3:
-                x, y, z = attribute.words
-                return x, y, z
-        return None
+        required = nvinfo.dims(self.attributes, Attr.REQNTID)
+        return nvinfo.dims(self.attributes, Attr.MAX_THREADS) if required is None else required
 
     @cached_property
     def params(self) -> tuple[Parameter, ...]:

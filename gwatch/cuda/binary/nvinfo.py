@@ -216,6 +216,21 @@ def first(attributes: Iterable[Attribute], code: int) -> Attribute | None:
     return next((a for a in attributes if a.code == code), None)
 
 
+def dims(attributes: Iterable[Attribute], code: int) -> tuple[int, int, int] | None:
+    """The first record of that code as (x, y, z); None where there is none of three words."""
+    attribute = first(attributes, code)
+    if attribute is None or len(attribute.words) != 3:
+        return None
+    x, y, z = attribute.words
+    return x, y, z
+
+
+def code_offsets(attribute: Attribute) -> tuple[int, ...]:
+    """The code offsets that an attribute holds, in its order; none where it holds none."""
+    shape = OFFSET_SHAPES.get(attribute.code)
+    return () if shape is None else tuple(attribute.words[shape.column :: shape.stride])
+
+
 def by_symbol(attributes: Iterable[Attribute], code: int) -> dict[int, int]:
     """``{symbol index: value}`` of a two-word attribute of the global ``.nv.info`` (REGCOUNT, FRAME_SIZE,
     ...)."""

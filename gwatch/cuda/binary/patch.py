@@ -13,7 +13,7 @@ from gwatch.cuda.binary.cubin import Cubin
 from gwatch.cuda.binary.instruction import INSTRUCTION_SIZE
 from gwatch.cuda.binary.kernel import KernelDef
 from gwatch.cuda.binary.mercury import without_mercury
-from gwatch.cuda.binary.nvinfo import OFFSET_SHAPES, Attr
+from gwatch.cuda.binary.nvinfo import Attr, code_offsets
 from gwatch.errors import UnsupportedError
 from gwatch.sass.isa import FILE_NAMES, isa_for
 from gwatch.sass.isa.vector import Section
@@ -74,10 +74,7 @@ def _mnemonics(section: Section) -> list[str]:
 def _check_attributes(kernel: KernelDef, before: Section, after: Section) -> None:
     old, new = _mnemonics(before), _mnemonics(after)
     for attribute in kernel.attributes:
-        shape = OFFSET_SHAPES.get(attribute.code)
-        if shape is None:
-            continue
-        for offset in attribute.words[shape.column :: shape.stride]:
+        for offset in code_offsets(attribute):
             index = kernel.index_of(offset)
             if old[index] != new[index]:
                 raise UnsupportedError(

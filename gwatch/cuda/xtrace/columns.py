@@ -75,8 +75,7 @@ def ring_columns(
     raw, headers, _, _ = checked_ring(data, layout, site_map, duration_ns)
     reader = _Reader(raw[: layout.ring_bytes], headers, layout, site_map, duration_ns)
     columns = reader.columns(raw, site_map)
-    shared = SharedRecords(site_map)
-    return _unshared(columns, shared) if shared.any else columns
+    return _unshared(columns, SharedRecords(site_map)) if site_map.shares else columns
 
 
 def _unshared(columns: Columns, shared: SharedRecords) -> Columns:

@@ -92,9 +92,8 @@ def decode_ring(
     shape = (layout.cta_slots, layout.warps_per_cta, LANES)
     visits = written = decoder.visits.reshape(shape)
     dropped = np.maximum(visits - layout.format.depth, 0)
-    shared = SharedRecords(site_map)
-    if shared.any:
-        records, more = _unshared(records, shared, headers.reshape(shape[:2])["cta"][:, 0], layout)
+    if site_map.shares:
+        records, more = _unshared(records, SharedRecords(site_map), headers.reshape(shape[:2])["cta"][:, 0], layout)
         visits = visits + more.reshape(shape)
         if dropped.any():
             warnings.append(SHARED_DROPPED)

@@ -64,7 +64,6 @@ class SharedRecords:
             groups[site.site_id if site.shared_with is None else site.shared_with].append(site.site_id)
         self.copies = np.array([len(group) for group in groups], np.int64)
         """(sites,) records that one of each site stands for: 0 where there are none of that site."""
-        self.any = bool((self.copies > 1).any())
         self._first = np.cumsum(self.copies) - self.copies
         self._members = np.array([site for group in groups for site in group], np.int64)
 
@@ -91,13 +90,13 @@ class SharedRecords:
         """Sequences of the copies, counted anew from the first record kept of each lane (``row``: whose each
         original record is)."""
         order = np.lexsort((sequence, row))
-        copies = np.bincount(source, minlength=len(sequence))[order]
+        total = np.bincount(source, minlength=len(sequence))
+        copies = total[order]
         before = np.cumsum(copies) - copies
         new = np.append(True, np.diff(row[order]) != 0)[: len(order)]
         start = np.maximum.accumulate(np.where(new, np.arange(len(order)), 0))
         base = np.empty(len(order), np.int64)
         base[order] = sequence[order][start] + before - before[start]
-        total = np.bincount(source, minlength=len(sequence))
         nth = np.arange(len(source)) - (np.cumsum(total) - total)[source]
         return (base[source] + nth).astype(np.uint32)
 
