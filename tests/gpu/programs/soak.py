@@ -31,29 +31,26 @@ def image():
 def train():
     torch.manual_seed(1)
     net = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.Linear(64, 1)).cuda()
-    with torch.cuda.stream(torch.cuda.Stream()):
-        for _ in range(20):
-            net(torch.ones(32, 64, device="cuda")).square().mean().backward()
-            counts["steps"] += 1
-        torch.cuda.current_stream().synchronize()
+    for _ in range(20):
+        net(torch.ones(32, 64, device="cuda")).square().mean().backward()
+        counts["steps"] += 1
+    torch.cuda.current_stream().synchronize()
 
 
 def load():
-    with torch.cuda.stream(torch.cuda.Stream()):
-        x = torch.zeros(256, device="cuda", dtype=torch.int32)
-        module = call("cuModuleLoadData", IMAGE)
-        launch(call("cuModuleGetFunction", module, b"fill"), (2, 1, 1), (128, 1, 1), x, 7)
-        torch.cuda.current_stream().synchronize()
-        assert int(x.sum()) == 7 * 256
-        call("cuModuleUnload", module)
-        counts["loads"] += 1
+    x = torch.zeros(256, device="cuda", dtype=torch.int32)
+    module = call("cuModuleLoadData", IMAGE)
+    launch(call("cuModuleGetFunction", module, b"fill"), (2, 1, 1), (128, 1, 1), x, 7)
+    torch.cuda.current_stream().synchronize()
+    assert int(x.sum()) == 7 * 256
+    call("cuModuleUnload", module)
+    counts["loads"] += 1
 
 
 def replay():
-    x, stream = torch.ones(64, 128, device="cuda"), torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        torch.softmax(x, dim=1)
-        stream.synchronize()
+    x, stream = torch.ones(64, 128, device="cuda"), torch.cuda.current_stream()
+    torch.softmax(x, dim=1)
+    stream.synchronize()
     with LOCK:  # PyTorch captures one graph at a time
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
@@ -72,7 +69,8 @@ def fail():
         counts["errors"] += 1
     module = call("cuModuleLoadData", IMAGE)
     function = call("cuModuleGetFunction", module, b"fill")
-    status = driver.cuLaunchKernel(function, 1, 1, 1, 4096, 1, 1, 0, 0, 0, 0)[0]  # too many threads
+    stream = torch.cuda.current_stream().cuda_stream
+    status = driver.cuLaunchKernel(function, 1, 1, 1, 4096, 1, 1, 0, stream, 0, 0)[0]  # too many threads
     assert int(status) != 0
     call("cuModuleUnload", module)
     counts["errors"] += 1
@@ -83,8 +81,11 @@ def forever(body):
     def loop():
         try:
             torch.cuda.set_device(0)
-            while not stop.is_set():
-                body()
+            # One for good: PyTorch hands out 32 streams in turn, so that a new one each time would soon be one
+            # on which another thread captures.
+            with torch.cuda.stream(torch.cuda.Stream()):
+                while not stop.is_set():
+                    body()
         except BaseException as error:
             failures.append(f"{body.__name__}: {error!r}")
             stop.set()
