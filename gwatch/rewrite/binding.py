@@ -188,6 +188,7 @@ class Binder:
             tuple(scratch),
             asked & ((1 << 255) - 1),
             not snippet.uses_original,
+            frozenset(snippet.sets),
         )
 
     def _others(self, owner: int, item: Insertion) -> Registers:

@@ -190,7 +190,9 @@ class Points:
             self.budget = [around.budgets.mask(index) for index in range(self.count)]
         else:
             self.budget = [(1 << around.first_free) - 1 | spare] * self.count
-        self._needed: dict[frozenset[int], tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]] = {}
+        self._needed: dict[
+            tuple[frozenset[int], frozenset[int]], tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]
+        ] = {}
         self.places = places_of(around, frozenset(frozen))
         self.reached, self.weight, self._class = self.places.reached, self.places.weight, self.places.classes
         self.entry_class = self._class[0]
@@ -231,14 +233,18 @@ class Points:
                 out[block.end - 1] &= usable[item]
         return out
 
-    def needed(self, sites: Iterable[int]) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-        """(before, behind): where a value used at ``sites`` must still be there."""
-        wanted = frozenset(sites)
-        if wanted not in self._needed:
-            self._needed[wanted] = self._find_needed(wanted)
-        return self._needed[wanted]
+    def needed(
+        self, sites: Iterable[int], sets: frozenset[int]
+    ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+        """(before, behind): where a value used at ``sites`` must still be there; those of ``sets`` write it anew."""
+        wanted = frozenset(sites) - sets
+        if (wanted, sets) not in self._needed:
+            self._needed[wanted, sets] = self._find_needed(wanted, sets)
+        return self._needed[wanted, sets]
 
-    def _find_needed(self, sites: Iterable[int]) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+    def _find_needed(
+        self, sites: Iterable[int], sets: frozenset[int]
+    ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
         before = np.zeros(self.count, bool)
         blocks, start_of = self.cfg.blocks, self.places.block_of
         stack = [(start_of[site], site) for site in sites if self.reached[site]]
@@ -246,11 +252,14 @@ class Points:
         while stack:
             number, last = stack.pop()
             block = blocks[number]
-            before[block.start : last + 1] = True
+            written = max((place for place in sets if block.start <= place < last), default=-1)
+            before[max(block.start, written + 1) : last + 1] = True
             if last == block.end - 1:
                 if whole[number]:
                     continue
                 whole[number] = True
+            if written >= 0:
+                continue
             stack.extend(
                 (start_of[item], item)
                 for item in self.cfg.predecessors(block.start)
@@ -308,14 +317,22 @@ class Housing:
         registers = np.full(self.points.count, register, np.int16)
         self.homes[value] = Home(value, registers)
 
-    def place(self, value: str, sites: Iterable[int], spare: int, prefer: Mapping[int, float]) -> bool:
-        """Find ``value`` a home from the entry to the last of ``sites``; False when there is none.
+    def place(
+        self,
+        value: str,
+        sites: Iterable[int],
+        spare: int,
+        prefer: Mapping[int, float],
+        sets: frozenset[int] = frozenset(),
+    ) -> bool:
+        """Find ``value`` a home from the entry, or from those of ``sites`` that write it anew (``sets``), to the last
+        of ``sites``; False when there is none.
 
         ``spare``: registers above the kernel's own that may be used. A single register for all of it comes first
         (``prefer``: register -> penalty), then one that is spare, then several with moves between them.
         """
         points = self.points
-        before, behind = points.needed(sites)
+        before, behind = points.needed(sites, sets)
         allowed = self._allowed(before, behind, spare)
         if not allowed:
             self.fixed(value, -1)

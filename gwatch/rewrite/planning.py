@@ -61,7 +61,8 @@ class Wish:
     """What the insertion ``owner`` before ``index`` (-1: at the entry) wants of the general registers.
 
     ``state`` are groups that every insertion shares, ``scratch`` its own; ``asked``: registers of the kernel that it
-    reads (mask). ``savable``: whether registers may be saved around it (it runs through to its end).
+    reads (mask). ``savable``: whether registers may be saved around it (it runs through to its end). ``sets``: names of
+    groups that it writes without needing what they held.
     """
 
     owner: int
@@ -70,6 +71,7 @@ class Wish:
     scratch: tuple[Group, ...]
     asked: int
     savable: bool
+    sets: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,9 +268,14 @@ class Planner:
             group.value(k): [places[group.name] + k] for group in self._groups_in_order() for k in group.kept
         }
         self._entries(placements, own, own)
-        initial = {value: found[0] for value, found in homes.items()}
+        set_anew = self._set_anew()
+        initial = {value: found[0] for value, found in homes.items() if value not in set_anew}
         highest = self._highest(placements, own)
         return Plan(placements, (), own, {}, highest, 0, homes, initial, self.around)
+
+    def _set_anew(self) -> frozenset[str]:
+        """Values that sites set, which the entry leaves nowhere."""
+        return frozenset(name for wish in self.wishes for name in wish.sets)
 
     def _barred(self, group: Group) -> frozenset[int]:
         """Registers that can't keep what ``group`` keeps: calls change them."""
@@ -397,10 +404,15 @@ class _Attempt:
             sorted((move for home in housing.homes.values() for move in home.moves), key=lambda item: item.index)
         )
         own = sum(1 << register for register in self.pool.used) | self.lent
+        set_anew = self.planner._set_anew()
+        initial = {
+            value: housing.entry(value)
+            for value in housing.homes
+            if value not in set_anew and housing.entry(value) >= 0
+        }
         entry = own
-        for value in housing.homes:
-            register = housing.entry(value)
-            entry |= 1 << register if register >= 0 else 0
+        for register in initial.values():
+            entry |= 1 << register
         self.planner._entries(self.placements, entry, own)
         held: dict[int, int] = {}
         for index in {wish.index for wish in self.sites} | {move.index for move in moves}:
@@ -409,7 +421,6 @@ class _Attempt:
         homes = {
             value: sorted({r for r in home.registers.tolist() if r >= 0}) for value, home in housing.homes.items()
         } | {value: [] for value in self.parked}
-        initial = {value: housing.entry(value) for value in housing.homes if housing.entry(value) >= 0}
         highest = self.planner._highest(self.placements, own)
         return Plan(self.placements, moves, own, held, highest, self.frame, homes, initial, self.planner.around)
 
@@ -444,10 +455,11 @@ class _Attempt:
     def _house(self, group: Group) -> None:
         left = self.spare & ~sum(1 << register for register in self.pool.used)
         sites = self._sites_of(group.name)
+        sets = frozenset(wish.index for wish in self.sites if group.name in wish.sets)
         for element in group.kept:
             prefer = self._pairing(group, element, sites) if group.width > 1 else {}
             value = group.value(element)
-            if not self.housing.place(value, sites, left, prefer):
+            if not self.housing.place(value, sites, left, prefer, sets):
                 if not self.parking:
                     raise self.planner._fail(Group(value, 1), "from the entry to its last use")
                 self._park(value)

@@ -73,7 +73,8 @@ class Snippet:
     ``registers`` maps scratch names to widths (1, 2 or 4 consecutive registers, aligned to the width),
     ``uniforms`` the same for uniform registers, ``predicates`` names scratch predicates; ``state`` names
     registers that the rewriter was asked to :meth:`~gwatch.rewrite.Rewriter.reserve` (they keep their value
-    from site to site). ``inherit_guard``: whether ``%guard`` means the guard of the site's instruction.
+    from site to site), ``sets`` those of them, one register each, that it writes whatever they held.
+    ``inherit_guard``: whether ``%guard`` means the guard of the site's instruction.
     ``needs`` declares facts that the container must carry ("ctaid.z").
 
     Raises ParseError (``[snippet-syntax]``, ``[snippet-name]``, ``[snippet-label]``, ``[snippet-width]``,
@@ -85,6 +86,7 @@ class Snippet:
     predicates: tuple[str, ...] = ()
     uniforms: Mapping[str, int] = field(default_factory=dict)
     state: tuple[str, ...] = ()
+    sets: tuple[str, ...] = ()
     inherit_guard: bool = True
     needs: tuple[str, ...] = ()
     name: str = "snippet"
