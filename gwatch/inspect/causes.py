@@ -5,7 +5,8 @@ addresses differ by a constant. What stood in the way is then the first of these
 a ``barrier``, or an access that may ``alias``, between them; a condition of its own for each (``mask``); an address
 that is no multiple of the width for its ``stride`` or ``offset``, or that may ``wrap`` around; and if none of these is,
 that the pointer isn't known to be a multiple (``divisibility``). Where nothing could have been merged: ``tail``,
-``gather``, ``stride``, ``loop`` (neighbours come in other iterations), ``dtype`` (a thread has fewer bytes there).
+``chase`` (the iteration before read the address), ``gather``, ``stride``, ``loop`` (neighbours come in other
+iterations), ``dtype`` (a thread has fewer bytes there).
 """
 
 from __future__ import annotations
@@ -43,14 +44,17 @@ class Cause:
         return {"name": self.name, "argument": self.argument, "text": self.text}
 
 
+_CHASE = Cause("chase", "", "the address is read from memory in the iteration before: a pointer chase")
+
+
 @dataclass(frozen=True, slots=True)
 class Place:
     """One access as the code shows it. ``form``: its address, ``offset`` the constant in it; ``base``: the atom in it
     that is the pointer (None: none can be told). ``argument`` and the entries of ``scalars``, ``conditions`` and
     ``products`` are argument ordinals: numbers in the address, in the guard, and factors in the address with whether
     the other factor differs from thread to thread. Equal ``guard_key``: the same condition, apart from the branches in
-    front. ``gathered``: memory was read for the address; ``kept``: its condition was kept in a register for a while,
-    and may be another's."""
+    front. ``gathered``: memory was read for the address; ``chased``: with itself, in the iteration before. ``kept``:
+    its condition was kept in a register for a while, and may be another's."""
 
     index: int
     block: int
@@ -66,6 +70,7 @@ class Place:
     conditions: tuple[int, ...]
     products: tuple[tuple[int, bool], ...]
     gathered: bool
+    chased: bool = False
     kept: bool = False
 
     @property
@@ -161,6 +166,8 @@ class _Group:
 
     def _promised(self, place: Place) -> Cause | None:
         pointer = self.pointer
+        if place.chased:
+            return _CHASE
         if place.gathered:
             return Cause(
                 "gather", "", "the address comes from a loaded value: elements need not be neighbours"
@@ -339,13 +346,16 @@ class _Group:
 
     def _unaligned(self, place: Place, merge: _Merge, could: str) -> Cause:
         """The address is no multiple of the width whatever the pointer is."""
-        atom, factor = min(
+        atoms = self.around.sums.atoms
+        atom, factor = min(  # of several the one that shows in neighbouring threads
             (term for term in place.form.terms if term[0] != place.base),
-            key=lambda term: self.around.sums.zeros(Form((term,))),
+            key=lambda term: (self.around.sums.zeros(Form((term,))), not atoms[term[0]].across),
         )
-        part, step = self.around.sums.atoms[atom], self._step(atom, factor)
+        part, step = atoms[atom], self._step(atom, factor)
         numbers = self.around.numbers(part.parameters)
         factors = self.around.factors(part)
+        if place.chased:
+            return Cause("chase", "", f"{could}, but {_CHASE.text}")
         if part.kind is Kind.LOADED or part.loaded:
             return Cause("gather", "", f"{could}, but they start at a place that was read from memory")
         if numbers and part.kind is Kind.PARAMETER:
@@ -362,15 +372,16 @@ class _Group:
         if part.kind in (Kind.SPECIAL, Kind.STEP) or (part.kind is Kind.PRODUCT and not factors):
             total = _together(self._run(place))
             whose = "iterations" if part.iterates else "neighbouring threads" if part.per_thread else "blocks"
+            # A product's other factor, mostly the size of a block, isn't known.
+            apart = f"at multiples of {step} bytes" if part.kind is Kind.PRODUCT else f"{step} bytes apart"
+            one = f"one of {merge.width * 8} bits must start at a multiple of {merge.width}"
+            needed = f"{whose} start {apart}, and {one}"
             if total < FULL_BYTES and step <= total:
                 return Cause(
                     "dtype", self._name,
-                    f"a thread has only {self._unit(total)} bytes in a row there, and {whose} start {step} bytes "
-                    f"apart: no multiple of {merge.width}",
+                    f"a thread has only {self._unit(total)} bytes in a row there: {could}, but {needed}",
                 )  # fmt: skip
-            return Cause(
-                "stride", self._name, f"{could}, but {whose} start {step} bytes apart: no multiple of {merge.width}"
-            )
+            return Cause("stride", self._name, f"{could}, but {needed}")
         return Cause("unknown", self._name, f"{could}, but part of the address is computed in a way not followed")
 
     def _shifted(self, place: Place, least: int) -> Cause | None:
@@ -393,6 +404,10 @@ class _Group:
         merge = self._merge(place, self.by_address[place.form.terms])
         if merge is None or merge.level == 3:
             return None
+        if 1 << self._zeros(place) < merge.width:
+            unaligned = self._unaligned(place, merge, self._could(merge))
+            if unaligned.name in ("dtype", "stride"):  # whether it wraps around or not
+                return unaligned
         return Cause(
             "wrap", self._name,
             f"{self._could(merge)} if the unsigned 32-bit index doesn't wrap around, which the compiler can't know",
@@ -407,17 +422,33 @@ class _Group:
             return Cause("tail", self._name, "the rest of a row beside 16-byte accesses of the same address")
         if _together(run) > FULL_BYTES and any(other.index in self._bodies for other in run):
             return Cause("tail", self._name, f"the rest of a row of {_together(run)} bytes")
+        if place.chased:
+            return _CHASE
         order = self.around.order
         maybe_none = bool(place.guard_key) or not order.is_always_run(place)  # as a rest must be
         if varying and maybe_none and any(not self._together(place, other) for other in self.wide):
             return Cause("tail", self._name, "the rest beside 16-byte accesses of the same argument")
         if self._is_gathered(place):
-            return Cause(
+            return self._goes_on(place, run) or Cause(
                 "gather", "", "the address comes from a loaded value: elements need not be neighbours"
             )
         if any(part.iterates for part in varying) and self._has_body(place):
             return Cause("tail", self._name, "the rest beside an unrolled loop over the same argument")
         return self._strides(place, run) or self._small(place, run)
+
+    def _goes_on(self, place: Place, run: list[Place]) -> Cause | None:
+        """A row at a place from memory whose elements an innermost loop takes one by one."""
+        inner = max((part.loop for part, _ in self._parts(place)), default=-1)
+        if any(part.iterates and part.kind is not Kind.STEP for part, _ in self._parts(place)):
+            return None
+        steps = [self._step(atom, factor) for atom, factor in self._regular(place, threads=False)]
+        if inner < 0 or not any(step <= _together(run) for step in steps):
+            return None
+        return Cause(
+            "loop", self._name,
+            f"each iteration takes the {self._unit(_together(run))} bytes behind the last one's, from a place on that "
+            "was read from memory: the loop isn't unrolled",
+        )  # fmt: skip
 
     def _is_gathered(self, place: Place) -> bool:
         base = self.around.sums.atoms.get(place.base) if place.base is not None else None
@@ -448,12 +479,12 @@ class _Group:
         for part, numbers in runtime:
             if part.iterates and part.loop == inner:
                 return self._strided(numbers[0], "elements of successive iterations")
-        offsets = {other.offset for other in self._neighbours(place) if other.block == place.block}
-        apart = self._apart_by(place, sorted(offsets))
-        if apart:
+        starts = self._starts(place)
+        if len(starts) > 1:
+            apart = min(second - first for first, second in itertools.pairwise(starts))
             return Cause(
                 "stride", self._name,
-                f"the thread's {len(offsets)} places there are {apart:#x} bytes apart, each {self._unit(total)} bytes",
+                f"the thread's {len(starts)} places there are {apart:#x} bytes apart, each {self._unit(total)} bytes",
             )  # fmt: skip
         steps = [self._step(atom, factor) for atom, factor in self._regular(place, threads=True)]
         rounds = [self._step(atom, factor) for atom, factor in self._regular(place, threads=False)]
@@ -479,15 +510,21 @@ class _Group:
             )  # fmt: skip
         return None
 
-    def _apart_by(self, place: Place, offsets: list[int]) -> int:
-        """The least distance between the thread's places at a constant distance, 0 for no others."""
-        gaps = [second - first for first, second in itertools.pairwise(offsets)]
-        starts = [gap for gap in gaps if gap > place.bytes] if len(self._run(place)) > 1 else gaps
-        return min(starts, default=0)
+    def _starts(self, place: Place) -> list[int]:
+        """Where the thread's places at a constant distance start, those behind one another counted as one."""
+        starts, end = [], None
+        for other in self._neighbours(place):
+            if other.block == place.block:
+                if end is None or other.offset > end:
+                    starts.append(other.offset)
+                end = max(end or other.offset, other.offset + other.bytes)
+        return starts
 
     def _small(self, place: Place, run: list[Place]) -> Cause:
         total = _together(run)
-        others = (other for (_, _, terms), other in self._firsts.items() if terms != place.form.terms)
+        others = (
+            other for (_, _, terms), other in self._firsts.items() if terms != place.form.terms and not other.chased
+        )
         if any(self.around.order.on_one_way(place, other) and self._is_unrelated(place, other) for other in others):
             return Cause(
                 "unknown", self._name,

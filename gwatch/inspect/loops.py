@@ -147,7 +147,7 @@ def _loops(
     work = [([block for block, inside in enumerate(reach) if inside], 1)]
     while work:
         inside, level = work.pop()
-        for part in _components(inside, following):
+        for part in components(inside, following):
             part.sort()
             header = part[0]
             latches = [block for block in part if header in following[block]]
@@ -164,7 +164,7 @@ def _loops(
                 work.append((part[1:], level + 1))
 
 
-def _components(blocks: list[int], following: list[list[int]]) -> list[list[int]]:
+def components(blocks: list[int], following: Sequence[Sequence[int]]) -> list[list[int]]:
     """Strongly connected components with a cycle of the graph cut down to ``blocks``, which ascend (Tarjan, without
     recursion)."""
     if not blocks:

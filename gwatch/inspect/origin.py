@@ -120,6 +120,7 @@ class _Tracer:
             if first == held:
                 continue
             number = self.number("join", self.round, block, register)
+            self.sums.carried[number] = block, max(self.blocks.before[block])
             form = None
             if mine.form is not None and first.form is not None and held.form is not None:
                 step = held.form - first.form
@@ -131,6 +132,8 @@ class _Tracer:
                     form = self.sums.merged(mine.form, held.form, number, True)
             elif first.number == held.number:
                 continue
+            else:
+                self.sums.made_from(number, (self.form(mine), self.form(held)))
             state[register] = Held(mine.value | held.value, number, form)
 
     def walk(self, block: int, wanted: frozenset[int], seen: list[Seen] | None) -> None:
@@ -183,6 +186,8 @@ class _Tracer:
                 form = None
                 if register[0] in ("R", "UR"):
                     form = self.low(state, condition, one, constant, number, place)
+                    if form is None:
+                        self.sums.made_from(number, self.read(state, condition, one))
                 before = state.get(register)
                 if one.guard_register is None:
                     written[register] = Held(part, number, form)
@@ -239,18 +244,22 @@ class _Tracer:
         what comes back from a thread's own stack nothing is known, it was computed once."""
         if one.mnemonic == "LDL":
             return self.sums.atom(number, Atom(Kind.OTHER))
+        forms = self.read(state, condition, one)
+        atoms = [self.sums.atoms[atom] for form in forms for atom, _ in form.terms]
+        self.sums.made_from(number, forms)
+        # Set anew: what its address does in a loop is known when the loop is walked through again.
+        self.sums.atoms[number] = Atom(
+            Kind.LOADED, 0,
+            one.mnemonic in _ATOMICS or any(a.per_thread for a in atoms), any(a.iterates for a in atoms),
+            frozenset(), True,
+        )  # fmt: skip
+        return Form(((number, 1),))
+
+    def read(self, state: dict[Register, Held], condition: str, one: Statement) -> list[Form]:
+        """The sums in the registers that an instruction reads."""
         names = REGISTER.findall(" ".join(one.sources))
         held = [state.get((file, int(first))) for file, first in names if file in ("R", "UR")]
-        forms = [self.form(one, condition) for one in held if one is not None]
-        atoms = [self.sums.atoms[atom] for form in forms for atom, _ in form.terms]
-        return self.sums.atom(
-            number,
-            Atom(
-                Kind.LOADED, 0,
-                one.mnemonic in _ATOMICS or any(a.per_thread for a in atoms), any(a.iterates for a in atoms),
-                frozenset(), True,
-            ),
-        )  # fmt: skip
+        return [self.form(one, condition) for one in held if one is not None]
 
     def widened(self, state: dict[Register, Held], one: Statement) -> None:
         """A LEA whose high half takes RZ or a sign for the upper half of its index: that index had 32 bits."""

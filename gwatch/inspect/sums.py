@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 
 from gwatch.inspect.linear import MAX_TERMS, Form, Kind, common, signed, zero_bits, zeros
+from gwatch.inspect.loops import components
 from gwatch.inspect.values import Atom
 
 _OPERAND = re.compile(
@@ -34,6 +36,8 @@ class Sums:
         self.number = number
         self.atoms: dict[int, Atom] = {}
         self.multiplied: set[int] = set()  # offsets of the parameters that instructions multiply
+        self.carried: dict[int, tuple[int, int]] = {}  # what a loop carries round, and its first and last block
+        self.sources: dict[int, set[int]] = {}  # the atoms that an atom was computed or read with
 
     def known(self, atom: int) -> int:
         """Low bits of an atom that are zero."""
@@ -48,19 +52,55 @@ class Sums:
         self.atoms.setdefault(number, made)
         return Form(((number, 1),))
 
+    def made_from(self, number: int, forms: Iterable[Form]) -> None:
+        """Remember what an atom was computed from, or with which address it was read."""
+        found = {atom for form in forms for atom, _ in form.terms}
+        if found:
+            self.sources.setdefault(number, set()).update(found)
+
+    @cached_property
+    def _chased(self) -> frozenset[int]:
+        """What a loop carries round that was read from memory with itself: a pointer chase. To be asked for when
+        everything was walked through."""
+        if not self.carried:
+            return frozenset()
+        last = max((self.sources.keys() | self.carried.keys()).union(*self.sources.values()))
+        graph = [tuple(self.sources.get(atom, ())) for atom in range(last + 1)]
+        chased: set[int] = set()
+        for part in components(sorted(self.sources), graph):
+            if any(self.atoms[atom].kind is Kind.LOADED for atom in part if atom in self.atoms):
+                chased.update(atom for atom in part if atom in self.carried)
+        return frozenset(chased)
+
+    def is_chased(self, form: Form, block: int) -> bool:
+        """Whether a sum is known in a loop's block once the iteration before read something from memory with it."""
+        goals = {atom for atom in self._chased if self.carried[atom][0] <= block <= self.carried[atom][1]}
+        work = [atom for atom, _ in form.terms] if goals else []
+        seen = set(work)
+        while work:
+            atom = work.pop()
+            if atom in goals:
+                return True
+            fresh = self.sources.get(atom, set()) - seen
+            seen |= fresh
+            work += fresh
+        return False
+
     def parameter(self, offset: int) -> Form:
         """The word at an offset of constant bank 0."""
         made = Atom(Kind.PARAMETER, parameters=frozenset({offset}))
         return self.atom(self.number("parameter", offset), made)
 
-    def mixed(self, number: int, forms: Sequence[Form], low: int) -> Form:
-        """Something computed from ``forms`` that isn't followed, with ``low`` zero bits."""
+    def mixed(self, number: int, forms: Sequence[Form], low: int, iterates: bool = False) -> Form:
+        """Something computed from ``forms`` that isn't followed, with ``low`` zero bits; ``iterates``: anew in each
+        iteration of a loop."""
         parts = [self.atoms[atom] for form in forms for atom, _ in form.terms]
+        self.made_from(number, forms)
         return self.atom(
             number,
             Atom(
                 Kind.OTHER, low,
-                any(part.per_thread for part in parts), any(part.iterates for part in parts),
+                any(part.per_thread for part in parts), iterates or any(part.iterates for part in parts),
                 frozenset().union(*(part.parameters for part in parts)), any(part.loaded for part in parts),
                 any(part.across for part in parts), max((part.loop for part in parts), default=-1),
             ),
@@ -74,7 +114,7 @@ class Sums:
         if left.is_constant and right.is_constant:
             choice = self.atom(number, Atom(Kind.OTHER, iterates=iterates))
             return shared + left + choice.times(right.total - left.total)
-        rest = self.mixed(number, (left, right), min(self.zeros(left), self.zeros(right)))
+        rest = self.mixed(number, (left, right), min(self.zeros(left), self.zeros(right)), iterates)
         return shared + rest
 
     def stepped(self, start: Form, step: Form, loop: int, number: int) -> Form:
@@ -95,6 +135,7 @@ class Sums:
         for atom, factor in one.terms:
             for second, times in other.terms:
                 pair = self.number("product", *sorted((atom, second)))
+                self.sources.setdefault(pair, set()).update((atom, second))
                 parts = self.atoms[atom], self.atoms[second]
                 self.atoms.setdefault(
                     pair,

@@ -227,6 +227,7 @@ class _Places:
                 for number in self.numbers(frozenset({constant}))
             ),
             gathered=address.loaded,
+            chased=self.sums.is_chased(form, seen.block),
             kept=kept,
         )
 

@@ -80,6 +80,30 @@ KNOWN: dict[str, tuple[set[tuple[str, str]], set[tuple[str, str]]]] = {
     "volatile_stores": (set(), {("volatile", "argument 1")}),
     "wrap": ({("wrap", "argument 0")}, PLAIN),
 }
+# Kernel of carried.cu -> causes of its narrow loads; what a loop carries round is what its name says.
+CARRIED = {
+    "chase_find": {"dtype", "chase"},
+    "chase_index": {"chase"},
+    "chase_index_unrolled": {"chase"},
+    "chase_list": {"dtype", "chase"},
+    "chase_pure": {"chase"},
+    "chase_records": {"chase"},
+    "chase_tree": {"dtype", "chase"},
+    "chase_uniform": {"chase"},
+    "chase_values": {"chase"},
+    "chase_wide": {"chase"},
+    "dtype_probe": {"dtype"},
+    "gather_ahead": {"dtype", "gather"},
+    "gather_carried": {"loop", "gather"},
+    "gather_found": {"dtype", "chase"},
+    "gather_loop": {"dtype", "gather"},
+    "gather_queue": {"gather"},
+    "gather_uniform": {"loop", "gather"},
+    "loop_carried": {"loop"},
+    "loop_rows": {"dtype", "loop"},
+    "stride_carried": {"stride"},
+    "stride_carried_far": {"stride"},
+}
 # Triton kernel -> cause and argument of narrow loads and of narrow stores, as compiled with the alignment in its .ttir.
 TRITON_CAUSES = {
     "aligned": (None, None),
@@ -126,9 +150,23 @@ def test_each_cause_is_told_from_those_it_is_mistaken_for(arch: str) -> None:
 
 
 @pytest.mark.parametrize("arch", ["80", "90", "120"])
+def test_what_a_loop_carries_round_is_told_from_what_it_reads_anew(arch: str) -> None:
+    view = CubinView.of((FIXTURES / f"carried_sm_{arch}.cubin").read_bytes())
+    found = {kernel.name: vectorization(view, kernel).accesses for kernel in view.kernels}
+    # There each child of a node is loaded in a branch of its own.
+    branched = {"chase_tree": {"dtype", "chase", "mask"}} if arch == "120" else {}
+    assert {name: {cause for cause, _ in causes(a, "load")} for name, a in found.items()} == CARRIED | branched
+    # What was found at the end of a chase is a place like any other.
+    assert causes(found.pop("gather_found"), "store") == {("gather", "")}
+    assert {cause for a in found.values() for cause in causes(a, "store")} == {
+        ("dtype", f"argument {n}") for n in (1, 2)
+    }
+
+
+@pytest.mark.parametrize("arch", ["80", "90", "120"])
 def test_no_merge_is_named_that_no_access_could_be(arch: str) -> None:
     said = set()
-    for stem in ("causes", "narrow"):
+    for stem in ("causes", "narrow", "carried"):
         path = FIXTURES / f"{stem}_sm_{arch}.cubin"
         if path.is_file():
             view = CubinView.of(path.read_bytes())
@@ -158,13 +196,17 @@ def test_the_report_follows_its_schema_whatever_the_causes() -> None:
         ("volatile_loads", ["LDG.E.STRONG.SYS", "never merged"]),
         ("stride_rows_unrolled", ["start at a multiple of argument 2, which is known at run time only"]),
         ("stride_constant", ["0x40 bytes apart, each 4 bytes"]),
-        ("stride_five", ["neighbouring threads start 20 bytes apart: no multiple of 16"]),
-        ("dtype_triple", ["only 12 bytes in a row there", "start 12 bytes apart: no multiple of 8"]),
+        ("stride_five", ["neighbouring threads start 20 bytes apart, and one of 128 bits must", "multiple of 16"]),
+        ("dtype_triple", ["only 12 bytes in a row there", "threads start 12 bytes apart, and one of 64 bits must", "of 8"]),
         ("dtype_uniform", ["the same for all threads"]),
+        ("chase_list", ["the address is read from memory in the iteration before: a pointer chase"]),
+        ("chase_wide", ["could be one of 128 bits, but the address is read from memory in the iteration before"]),
+        ("loop_rows", ["the 4 bytes behind the last one's, from a place on that was read from memory"]),
     ],
 )
 def test_a_cause_says_what_was_seen(kernel: str, words: list[str]) -> None:
-    view = CubinView.of((FIXTURES / "causes_sm_90.cubin").read_bytes())
+    stem = "carried" if kernel in CARRIED else "causes"
+    view = CubinView.of((FIXTURES / f"{stem}_sm_90.cubin").read_bytes())
     found = vectorization(view, view.cubin.get_kerneldef_by_name(kernel)).accesses
     name = kernel.split("_")[0]
     texts = [access.cause.text for access in found if access.cause is not None and access.cause.name == name]
