@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import json
+import pickle
 import random
 from dataclasses import replace
 from functools import lru_cache
@@ -231,9 +234,33 @@ def test_opcodes_are_built_when_they_are_asked_for() -> None:
     from gwatch.sass.isa.table import load
 
     table = load("sm_90")
-    assert not table._built
+    assert not table.source.built
     number = table.numbers()[0]
-    assert table.key(number) is table.key(number) and list(table._built) == [number]
+    assert table.key(number) is table.key(number) and [k.key for k in table.source.built.values()] == [number]
+
+
+def test_the_architectures_of_a_family_share_what_was_read() -> None:
+    plain, feature = isa_for("sm_90").table, isa_for("sm_90a").table
+    number = plain.numbers()[0]
+    assert plain.key(number) is feature.key(number)
+
+
+def test_examples_of_a_form_are_read_when_they_are_asked_for() -> None:
+    from gwatch.sass.isa.table import load
+
+    table = load("sm_90")
+    forms = [form for number in table.numbers() if (key := table.key(number)) for form in key.forms]
+    lines = [json.loads(line) for line in table.source.lines[1:]]
+    plain = [Form.from_json(data) for data in lines if "form" in data]
+    assert [form.to_json() for form in forms] == [form.to_json() for form in plain]
+    for twin in (copy.deepcopy(plain[0]), pickle.loads(pickle.dumps(forms[0]))):
+        assert twin.to_json() == plain[0].to_json()
+    form = table.key(table.numbers()[0]).forms[0]  # type: ignore[union-attr]
+    form = Form.from_json(form.to_json(), '{"shapes":["1"],"derived":[],"probes":["2"]}')
+    form.shapes = [3]
+    assert form.probes == [2] and form.shapes == [3] and form.derived == frozenset()
+    with pytest.raises(AttributeError, match="no colour"):
+        form.colour  # noqa: B018
 
 
 def test_an_architecture_without_a_table_is_named_with_those_that_have_one() -> None:

@@ -15,7 +15,7 @@ from gwatch.sass.control import Control
 from gwatch.sass.isa.effects import Effects, RegUse
 from gwatch.sass.isa.model import GUARD_SHIFT
 from gwatch.sass.isa.pattern import PLAIN_MASK
-from gwatch.sass.isa.table import Table, load
+from gwatch.sass.isa.table import Table, packaged
 from gwatch.sass.isa.template import Template, Templates
 from gwatch.sass.isa.text import guard_text
 from gwatch.sass.isa.vector import Decoder, Section, Uses
@@ -171,7 +171,7 @@ class Isa:
 @lru_cache(maxsize=32)
 def _isa(arch: Arch) -> Isa | None:
     try:
-        table = load(arch.table, arch.name)
+        table = Table(packaged(arch.table), arch.table, arch.name)
     except ToolError as error:
         if error.code != "resource-missing":
             raise

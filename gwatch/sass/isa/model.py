@@ -6,15 +6,17 @@ operand skeleton with, per attachment, a tree that chooses its text and, per val
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gwatch.sass.isa import lex, tree, values
 from gwatch.sass.isa.tree import UNKNOWN, Node
 
 KEY_BIT = 91
 GUARD_SHIFT = 12
+_EXAMPLES = ("shapes", "probes", "derived", "lone")
 
 
 def key_of(word: int) -> int:
@@ -31,7 +33,8 @@ class Choice:
 
     def get(self, word: int) -> str | None:
         """The text for ``word``, None where the tables do not know."""
-        label = tree.lookup(self.node, word)
+        node = self.node
+        label = node if isinstance(node, int) else tree.lookup(node, word)
         return None if label == UNKNOWN else self.labels[label]
 
     def to_json(self) -> Any:
@@ -123,9 +126,9 @@ class Rule:
         return cls(data[0], data[1], Choice.from_json(data[2]))
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Form:
-    """One operand skeleton of a key.
+    """One operand skeleton of a key. Forms are equal to themselves alone: comparing two would read their examples.
 
     ``shapes`` are compiler words, one per choice of texts seen (several when hidden bits differ), and ``derived`` ones
     among them, which differ from a compiler word in one operand; ``probes`` are words
@@ -149,6 +152,21 @@ class Form:
     hidden: tuple[int, ...] = ()
     derived: frozenset[int] = frozenset()
     lone: dict[int, str] = field(default_factory=dict)
+    unread: tuple[str, Any] = field(default=("", None), repr=False)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            # Asked for what is not set: the examples that from_json left unread.
+            text, lone = self.unread if name in _EXAMPLES else ("", None)
+            if not text:
+                raise AttributeError(f"a form has no {name}")
+            for part, value in _examples(json.loads(text) | {"lone": lone}).items():
+                try:  # what was set meanwhile stays
+                    object.__getattribute__(self, part)
+                except AttributeError:
+                    setattr(self, part, value)
+            return getattr(self, name)
 
     def marked(self, word: int, bits: int) -> tuple[int, ...]:
         """Positions of the values that operand-cache ``bits`` mark."""
@@ -193,17 +211,30 @@ class Form:
         return data
 
     @classmethod
-    def from_json(cls, data: Any) -> Form:
-        """Read what :meth:`to_json` wrote."""
-        derived = frozenset(int(w, 16) for w in data.get("derived", ()))
-        compiled = [int(w, 16) for w in data["shapes"]]
-        return cls(data["form"], [Choice.from_json(a) for a in data["attach"]],
-                   [Value.from_json(v) for v in data["values"]],
-                   sorted({*compiled, *derived}),
-                   [int(w, 16) for w in data["probes"]], tuple(data["reuse"]),
-                   [Rule.from_json(r) for r in data["effects"]], data["implicit"], bool(data["proved"]),
-                   tuple(data.get("hidden", ())), derived,
-                   {compiled[n]: project for project, places in data.get("lone", {}).items() for n in places})
+    def from_json(cls, data: Any, examples: str = "") -> Form:
+        """Read what :meth:`to_json` wrote. ``examples``: the JSON text of shapes, derived and probes, if they were cut
+        out of ``data``; it is read when they are asked for."""
+        form = cls(data["form"], [Choice.from_json(a) for a in data["attach"]],
+                   [Value.from_json(v) for v in data["values"]], reuse=tuple(data["reuse"]),
+                   rules=[Rule.from_json(r) for r in data["effects"]], implicit=data["implicit"],
+                   proved=bool(data["proved"]), hidden=tuple(data.get("hidden", ())))
+        if examples:
+            form.unread = examples, data.get("lone", {})
+            for name in _EXAMPLES:
+                delattr(form, name)
+        else:
+            for name, value in _examples(data).items():
+                setattr(form, name, value)
+        return form
+
+
+def _examples(data: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a form that are examples, from its JSON data."""
+    compiled = [int(w, 16) for w in data["shapes"]]
+    derived = frozenset(int(w, 16) for w in data.get("derived", ()))
+    return {"shapes": sorted({*compiled, *derived}), "derived": derived,
+            "probes": [int(w, 16) for w in data["probes"]],
+            "lone": {compiled[n]: project for project, places in data.get("lone", {}).items() for n in places}}
 
 
 @dataclass(slots=True)

@@ -2,7 +2,8 @@
 
 Line 1 is the header (architecture, format version, nvdisasm version, mnemonic -> keys). Then, sorted by key, one line
 per key followed by one line per form. Loading reads the file and notes where each key starts; nothing else is parsed
-before it is needed, so no second, compiled copy has to be kept in step with the text.
+before it is needed, so no second, compiled copy has to be kept in step with the text. The architectures of a family
+share what was read, and the examples, which are more than half of a file, are left unread until words are written.
 """
 
 from __future__ import annotations
@@ -22,6 +23,36 @@ from gwatch.sass.isa.model import Form, Key
 VERSION = 1
 _KEY = re.compile(r'\{"key":"([0-9a-f]+)"(?:,"targets":\[([^]]*)\])?')
 _KEY_START = '{"key":"'
+_EXAMPLES = re.compile(r',"shapes":\[[^]]*\],"derived":\[[^]]*\],"probes":\[[^]]*\]')
+
+
+class Source:
+    """A table file's lines, where its keys start, and those that were read so far."""
+
+    def __init__(self, text: str) -> None:
+        self.lines = text.splitlines()
+        self.starts = [
+            (int(match[1], 16), match[2], number) for number, line in enumerate(self.lines)
+            if line.startswith(_KEY_START) and (match := _KEY.match(line))]
+        self.built: dict[int, Key] = {}
+
+    def key(self, line: int) -> Key:
+        """The key that starts in this line, with its forms."""
+        built = self.built.get(line)
+        if built is None:
+            end = line + 1
+            while end < len(self.lines) and not self.lines[end].startswith(_KEY_START):
+                end += 1
+            forms = [_form(text) for text in self.lines[line + 1:end]]
+            built = self.built.setdefault(line, Key.from_json(json.loads(self.lines[line]), forms))
+        return built
+
+
+def _form(text: str) -> Form:
+    found = _EXAMPLES.search(text)
+    if found is None:
+        return Form.from_json(json.loads(text))
+    return Form.from_json(json.loads(text[:found.start()] + text[found.end():]), "{" + found[0][1:] + "}")
 
 
 class Table:
@@ -31,11 +62,11 @@ class Table:
     Without, the first meaning of every opcode is.
     """
 
-    def __init__(self, text: str, name: str, target: str | None = None) -> None:
+    def __init__(self, text: str | Source, name: str, target: str | None = None) -> None:
         self.name = name
-        self._lines = text.splitlines()
+        self.source = text if isinstance(text, Source) else Source(text)
         try:
-            self.header: dict[str, Any] = json.loads(self._lines[0])
+            self.header: dict[str, Any] = json.loads(self.source.lines[0])
             version = self.header["version"]
         except (IndexError, KeyError, ValueError) as error:
             raise ToolError("table-damaged", f"ISA table {name} does not start with a header",
@@ -44,11 +75,9 @@ class Table:
             raise ToolError("table-version", f"ISA table {name} has format {version}, this gwatch reads {VERSION}",
                             "reinstall gwatch-sass")
         self._start: dict[int, int] = {}
-        for number, line in enumerate(self._lines):
-            match = _KEY.match(line) if line.startswith(_KEY_START) else None
-            if match and (target is None or not match[2] or f'"{target}"' in match[2]):
-                self._start.setdefault(int(match[1], 16), number)
-        self._built: dict[int, Key] = {}
+        for number, targets, line in self.source.starts:
+            if target is None or not targets or f'"{target}"' in targets:
+                self._start.setdefault(number, line)
         self.mnemonics: dict[str, list[int]] = {
             name: here for name, keys in self.header["mnemonics"].items()
             if (here := [n for k in keys if (n := int(k, 16)) in self._start])}
@@ -59,23 +88,19 @@ class Table:
 
     def key(self, number: int) -> Key | None:
         """The model of one opcode key, None when the table has none."""
-        built = self._built.get(number)
-        if built is None and number in self._start:
-            line = self._start[number]
-            data = json.loads(self._lines[line])
-            forms = []
-            line += 1
-            while line < len(self._lines) and not self._lines[line].startswith(_KEY_START):
-                forms.append(Form.from_json(json.loads(self._lines[line])))
-                line += 1
-            built = self._built[number] = Key.from_json(data, forms)
-        return built
+        line = self._start.get(number)
+        return None if line is None else self.source.key(line)
 
 
 def load(name: str, target: str | None = None) -> Table:
     """The packaged table called ``name`` ("sm_90"). Raises ToolError when it is missing or damaged."""
-    path = resource("isa", f"{name}.jsonl")
-    return Table(path.read_text(encoding="utf-8"), name, target)
+    return Table(resource("isa", f"{name}.jsonl").read_text(encoding="utf-8"), name, target)
+
+
+@lru_cache
+def packaged(name: str) -> Source:
+    """The packaged table called ``name``, read once. Raises ToolError when it is missing."""
+    return Source(resource("isa", f"{name}.jsonl").read_text(encoding="utf-8"))
 
 
 @lru_cache(maxsize=1)

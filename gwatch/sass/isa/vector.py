@@ -134,7 +134,8 @@ class Decoder:
         self._grow = _Growing()
         for name, dtype in (("form", np.int16), ("opcode", np.int32), ("mnemonic", np.int16),
                             ("kind", np.uint8), ("known", np.bool_), ("complete", np.bool_), ("uniform", np.bool_),
-                            ("relative", np.bool_), ("texts", np.uint8), ("uses", np.uint8), ("doubts", np.uint8)):
+                            ("relative", np.bool_), ("texts", np.uint8), ("uses", np.uint8), ("doubts", np.uint8),
+                            ("detailed", np.bool_)):
             self._grow.add(name, dtype)
         for name, dtype in _SLOTTED.items():
             self._grow.add(name, dtype, 4)
@@ -252,10 +253,21 @@ class Decoder:
         columns["mnemonic"][number] = self._mnemonics[template.mnemonic]
         columns["kind"][number] = KIND_CODES[template.kind]
         columns["known"][number] = True
-        columns["complete"][number] = template.complete
         columns["uniform"][number] = template.key.uniform_guard
         columns["relative"][number] = template.relative
-        self._describe_fields(number, template)
+        columns["texts"][number] = len(template.fields)
+
+    def _detail(self, ids: Ids) -> None:
+        """Fill the columns of fields and uses for these templates: who only asks for opcodes needs none of them."""
+        missing = ids[~self.column("detailed")[ids]]
+        if not len(missing):
+            return
+        with self.lock:
+            for number in np.flatnonzero(np.bincount(missing)).tolist():
+                template = self.templates[number]
+                if template is not None and not self.column("detailed")[number]:
+                    self._describe_fields(number, template)
+                self.column("detailed")[number] = True
 
     def _describe_fields(self, number: int, template: Template) -> None:
         fields = template.fields
@@ -290,13 +302,14 @@ class Decoder:
         for slot, access in enumerate(template.unproved):
             columns["doubt_field"][slot, number] = fields.index(access.place)
             columns["doubt_zero"][slot, number] = access.zero
-        columns["texts"][number] = len(template.fields)
         columns["uses"][number], columns["doubts"][number] = len(uses), len(template.unproved)
+        columns["complete"][number] = template.complete
 
     # -- numbers in fields ------------------------------------------------------------------------------------
 
     def numbers(self, words: Words, ids: Ids, slot: int) -> Column:
         """The number in field ``slot`` of each word; all these words' templates have that many fields."""
+        self._detail(ids)
         flat = words.reshape(-1)
         out = np.zeros(len(words), np.uint64)
         for run in range(_RUNS):
@@ -319,6 +332,7 @@ class Decoder:
     def uses(self, words: Words, ids: Ids) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.bool_]]:
         """``(packed, complete)``: register uses, one row a word, 0 for none (see :func:`unpacked`); and whether they
         are known to be all."""
+        self._detail(ids)
         flat = words.reshape(-1)
         counts = self.column("uses")[ids]
         packed = np.zeros((len(words), int(counts.max(initial=0))), np.uint32)
