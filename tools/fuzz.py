@@ -8,9 +8,10 @@ section and program headers, symbols, relocations, attributes and their payloads
 words, copies one field over another, cuts or extends the file; one to four at a time. Every mutation follows from the
 seed and its number, so ``--first N --count 1`` repeats one.
 
-A fault is any exception that is not a GWatchError, a case over 10 s of processor time, a process over 2 GiB, one that
-dies or that hangs for a minute. Faulty inputs go to ``--keep``. What the tables can't read isn't shown to nvdisasm
-(0.4 s each time) unless ``--nvdisasm`` is given. Exit codes: 0 no fault, 1 faults.
+A fault is any exception that is not a GWatchError, a rewrite that its own replay disagrees with (``hazard``), a case
+over 10 s of processor time, a process over 2 GiB, one that dies or that hangs for a minute. Faulty inputs go to
+``--keep``. What the tables can't read isn't shown to nvdisasm (0.4 s each time) unless ``--nvdisasm`` is given. Exit
+codes: 0 no fault, 1 faults.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from torturing.pool import children_seconds, peak_mib, spread  # noqa: E402
 from gwatch.check import check_cubin  # noqa: E402
 from gwatch.cuda.binary import Cubin  # noqa: E402
 from gwatch.cuda.binary.elf import EHDR, PHDR, SHDR, SYM, Elf  # noqa: E402
-from gwatch.errors import GWatchError  # noqa: E402
+from gwatch.errors import GWatchError, HazardError  # noqa: E402
 from gwatch.rewrite.trace import SassTraceSite, plan_trace  # noqa: E402
 
 SEEDS = (
@@ -314,6 +315,8 @@ def run(first: int, count: int, stage: str, seed: int, keep: Path | None = None)
             try:
                 work(data, random.Random(number))
                 result.outcomes["accepted"] += 1
+            except HazardError as error:
+                result.lose(number, stage, seed, str(error), keep)
             except GWatchError as error:
                 result.outcomes[error.code] += 1
             except Exception as error:

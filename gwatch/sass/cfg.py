@@ -10,11 +10,13 @@ Semantics as seen in compiler output: ``BRA`` is conditional when it has a guard
 (``BRA P1, target``, ``BRA.DIV UR4, target``) or is ``BRA.CONV``, or ``BRA.DIV`` alone; ``WARPSYNC.COLLECTIVE`` goes
 on or jumps;
 ``BSSY`` and ``LEPC`` name an address and go on; ``BSYNC`` goes on behind itself, and where a ``BSSY`` names
-another place also there.
+another place also there. ``BPT.TRAP`` ends the kernel: it counts as going on behind itself, but not into a
+function that begins there.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -201,13 +203,14 @@ class Block:
 @dataclass(slots=True)
 class Cfg:
     """The graph of a section. ``entries`` are the indices where code may be entered from outside; ``jumps``: where
-    each indirect branch, and each call through a register, may lead.
+    each indirect branch, and each call through a register, may lead; ``traps``: unconditional ones, by index.
     """
 
     flow: FlowTable
     entries: tuple[int, ...]
     instruction_size: int = 16
     jumps: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    traps: Sequence[int] = ()
     _extra: dict[int, list[int]] = field(default_factory=dict, repr=False)
     _back: dict[int, list[int]] = field(default_factory=dict, repr=False)
     _falls: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, bool), repr=False)
@@ -223,6 +226,8 @@ class Cfg:
         # A call to nobody knows where is taken to come back.
         self._falls[[i for i in self.indirect if flow.kind[i] == Flow.CALL_INDIRECT]] = True
         self._falls[count - 1 :] = False
+        functions = {*self.entries, *flow.target[flow.kind == Flow.CALL].tolist()}
+        self._falls[[index for index in self.traps if index + 1 in functions]] = False
         self.leaves = (flow.kind == Flow.CALL_OUT).tolist()
         jumps = np.flatnonzero(np.isin(flow.kind, (Flow.BRANCH, Flow.SPLIT, Flow.CALL)) & (flow.target >= 0))
         for index in jumps.tolist():
@@ -360,4 +365,17 @@ def build_cfg(
     if len(callees):
         calls = np.flatnonzero(flow.kind == Flow.CALL_INDIRECT).tolist()
         listed |= dict.fromkeys([index for index in calls if index not in listed], callees)
-    return Cfg(flow, tuple(sorted(set(entries))), isa.arch.instruction_size, listed)
+    return Cfg(flow, tuple(sorted(set(entries))), isa.arch.instruction_size, listed, _traps(isa, words, flow))
+
+
+def _traps(isa: Isa, words: Words, flow: FlowTable) -> list[int]:
+    """Indices of the traps without a guard."""
+    if "BPT" not in flow.mnemonics:
+        return []
+    keys = opcode_keys(words)
+    found = []
+    for index in np.flatnonzero(keys == keys[flow.mnemonics["BPT"]]).tolist():
+        with contextlib.suppress(DecodeError):
+            if isa.decode(word_at(words, index)).text.startswith("BPT.TRAP"):
+                found.append(index)
+    return found

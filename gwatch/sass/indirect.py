@@ -136,7 +136,7 @@ def definitions(view: CodeView, cfg: Cfg, index: int, operand: Key | None = None
             continue
         seen.add((at, key))
         facts = view.facts(at)
-        if not facts.complete and facts.may_touch(*key):
+        if not facts.complete and facts.may_write(*key):
             raise _refusal(view, cfg, index, f"may read what instruction {at} writes, which can't be read")
         before = cfg.predecessors(at)
         if not any(use.file == key[0] and use.covers(key[1]) for use in facts.writes()):

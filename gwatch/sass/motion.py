@@ -158,7 +158,7 @@ def _sources(
 def _may_write(facts: WordFacts, register: int) -> bool:
     """Whether a word whose uses aren't all known may write ``register`` beside the writes that are."""
     # A barrier register moves to or from one register, which is known.
-    if facts.complete or facts.mnemonic == "BMOV":
+    if facts.complete or facts.mnemonic == "BMOV" or not facts.may_write("R", register):
         return False
     first = _FIRST_OPERAND.match(facts.text)
     return not facts.known or (first is not None and 0 <= register - int(first[1]) < _WIDEST)

@@ -333,9 +333,8 @@ class Replay:
         if not facts.complete:
             lent = {item.key for item in state.flying if item.inserted}
             wanted = (state.values.keys() | self.shared | lent) - self.rewrite.own
-            touched = {key for key in wanted if facts.may_touch(*key)}
-            reads |= touched
-            writes |= touched
+            reads |= {key for key in wanted if facts.may_touch(*key)}
+            writes |= {key for key in wanted if facts.may_write(*key)}
         sure = facts.complete and facts.guard == ALWAYS
         kind = self._kinds[index]
         if self.original[index] in self.rewrite.calls:

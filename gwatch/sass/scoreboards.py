@@ -157,7 +157,7 @@ def producers(cfg: Cfg, view: CodeView, waits: Waits, index: int, file: str, reg
             if stop < start:
                 break
             facts = view.facts(stop)
-            if not facts.complete and facts.may_touch(file, register):
+            if not facts.complete and facts.may_write(file, register):
                 raise UnsupportedError(
                     "word-unknown",
                     f"instruction {stop} can't be read, so what {file}{register} holds at "

@@ -102,7 +102,7 @@ def _depths(view: CodeView, cfg: Cfg, body: frozenset[int]) -> dict[int, int]:
 
 def _change(view: CodeView, index: int) -> int:
     facts = view.facts(index)
-    if not facts.complete and facts.may_touch("R", STACK_POINTER):
+    if not facts.complete and facts.may_write("R", STACK_POINTER):
         raise _unknown(view, index, "can't be read")
     if not any(use.file == "R" and use.covers(STACK_POINTER) for use in facts.writes()):
         return 0

@@ -27,6 +27,14 @@ UNKNOWN = "?"
 ADDEND = "addend"
 # Of fixed latency: no compiler word seen takes a scoreboard for them, though some tables don't say so.
 _PREDICATE_COPIES = frozenset({"P2R", "R2P", "UP2UR", "UR2UP"})
+# No word of these writes a register (R, UR, P, UP), whatever its form: barriers, fences, pauses, stores, reductions,
+# copies between memories, products whose result stays in tensor memory.
+_NO_RESULT = frozenset({
+    "ACQBULK", "BAR", "CGAERRBAR", "DEPBAR", "ERRBAR", "FENCE", "LDGDEPBAR", "LDGSTS", "MEMBAR", "NANOSLEEP", "NOP",
+    "PMTRIG", "PREEXIT", "RED", "REDAS", "REDG", "ST", "STAS", "STG", "STL", "STS", "STSM", "STTM", "SURED", "SUST",
+    "UBLKCP", "UBLKPF", "UBLKRED", "UGETNEXTWORKID", "UTCBAR", "UTCCP", "UTCHMMA", "UTCIMMA", "UTCOMMA", "UTCQMMA",
+    "UTCSHIFT", "UTMACCTL", "UTMACMDFLUSH", "UTMALDG", "UTMAPF", "UTMAREDG", "UTMASTG", "WARPSYNC", "YIELD",
+})  # fmt: skip
 _ADDING = frozenset({"IMAD", "UIMAD", "FFMA", "DFMA", "HFMA2", "IDP", "IDP4A"})
 _WIDEST = 16
 _FILE_SIZES = {"R": 255, "UR": 255, "P": 7, "UP": 7}
@@ -87,6 +95,10 @@ class WordFacts:
         wide = _WIDEST if file in ("R", "UR") else 1
         named = registers_in(self.text).get(file, ())
         return not self.known or any(0 <= register - first < wide for first in named)
+
+    def may_write(self, file: str, register: int) -> bool:
+        """Whether a word whose uses aren't all known may write ``register`` of ``file``."""
+        return self.mnemonic not in _NO_RESULT and self.may_touch(file, register)
 
     def writes(self) -> tuple[Use, ...]:
         """Only the writes."""
@@ -294,8 +306,9 @@ class CodeView:
         """Per instruction, as integers with bit n for register n of ``file``: what it may read (guard included), may
         write, and surely overwrites.
 
-        A word whose uses the tables can't list reads and writes what its text names and the 15 registers behind each;
-        a word that they can't read at all, everything. The lists are shared: they must not be changed.
+        A word whose uses the tables can't list reads and writes what its text names and the 15 registers behind each
+        (only reads, where its mnemonic has no results); a word that they can't read at all, everything. The lists are
+        shared: they must not be changed.
         """
         found = self._masks.get(file)
         if found is None:
@@ -327,6 +340,6 @@ class CodeView:
             for first in registers_in(facts.text).get(file, ()):
                 mask |= wide << first & everything
             reads[row] |= mask
-            writes[row] |= mask
+            writes[row] |= 0 if facts.mnemonic in _NO_RESULT else mask
             kills[row] = 0
         return Masks(reads, writes, kills)

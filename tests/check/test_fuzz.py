@@ -11,6 +11,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
 
 from fuzz import SEEDS, STAGES, mutate, run, seeds
 
+from gwatch.errors import HazardError
+
 COUNTS = {"parse": 1500, "check": 60, "rewrite": 60}
 
 
@@ -44,3 +46,16 @@ def test_only_coded_refusals_come_out(stage: str) -> None:
     assert result.faults == []
     assert sum(result.outcomes.values()) == COUNTS[stage]
     assert len(result.outcomes) >= 5, result.outcomes
+
+
+def test_a_rewrite_that_its_own_replay_refuses_is_a_fault(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def refuse(data: bytes, rng: object) -> None:
+        raise HazardError("hazard", "new instruction 3: clobber")
+
+    monkeypatch.setitem(STAGES, "rewrite", refuse)
+    result = run(4, 1, "rewrite", seed=20, keep=tmp_path)
+    (fault,) = result.faults
+    assert fault["number"] == 4 and str(fault["error"]).startswith("[hazard] new instruction 3: clobber")
+    assert (tmp_path / "rewrite-20-4.cubin").read_bytes() == mutate(20, 4, seeds())[1]

@@ -53,6 +53,22 @@ def test_calls_enter_their_callee_and_come_back_from_its_returns() -> None:
     assert cfg.reachable([0]).all()
 
 
+@pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90", "sm_100", "sm_120"])
+def test_a_trap_does_not_go_on_into_a_function(arch: str) -> None:
+    isa = isa_for(arch)
+
+    def successors(trap: str, target: int, entries: tuple[int, ...] = (0,)) -> list[int]:
+        lines = [f"CALL.REL.NOINC {target * 16:#x}", "EXIT", trap, "NOP", "EXIT"]
+        words = [isa.encode(line, pc=16 * index) for index, line in enumerate(lines)]
+        columns = np.array([(word & (1 << 64) - 1, word >> 64) for word in words], np.uint64)
+        return build_cfg(isa, columns, entries).successors(2)
+
+    assert successors("BPT.TRAP 0x1", 3) == []
+    assert successors("BPT.TRAP 0x1", 4, (0, 3)) == []
+    assert successors("BPT.TRAP 0x1", 4) == [3]
+    assert successors("@P0 BPT.TRAP 0x1", 3) == [3]
+
+
 def test_calls_that_leave_the_section_come_back_behind_themselves() -> None:
     cfg = graph((Flow.CALL_OUT, False, -1), NEXT, EXIT)
     assert cfg.successors(0) == [1]

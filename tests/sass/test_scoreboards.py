@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,9 @@ from gwatch.sass.control import Control
 from gwatch.sass.isa import isa_for
 from gwatch.sass.latency import latency_class, latency_for
 from gwatch.sass.scoreboards import ScoreboardUse, Waits, producers, readiness
-from gwatch.sass.uses import CodeView
+from gwatch.sass.uses import ALWAYS, CodeView, WordFacts
+
+GOLDEN = sorted((Path(__file__).resolve().parent.parent / "golden").glob("isa_*.txt"))
 
 
 def section(path: Path, number: int = 0) -> tuple[CodeView, Cfg, Waits]:
@@ -139,3 +142,29 @@ def test_a_unit_that_completes_in_order_shares_a_scoreboard(corpus_sm90: list[Pa
         assert earlier.wait_mask == 2
         found += 1
     assert found
+
+
+def test_what_a_word_names_it_may_write_unless_its_opcode_has_no_results() -> None:
+    known = WordFacts(True, False, "LD", "LD.E.U8.SYS", "variable", ALWAYS, (), "LD.E.U8.SYS R52, [R10+0x20]")
+    assert known.may_touch("R", 67) and known.may_write("R", 67) and not known.may_write("R", 68)
+    barrier = WordFacts(
+        True, False, "BAR", "BAR.SYNC", "variable", ALWAYS, (), "BAR.SYNC.DEFER_BLOCKING R14, R14"
+    )
+    assert barrier.may_touch("R", 14) and not barrier.may_write("R", 14)
+    unread = WordFacts(False, False, "?", "?", "?", ALWAYS, (), "")
+    assert unread.may_write("UR", 3)
+
+
+@pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.stem)
+def test_no_listed_word_of_an_opcode_without_results_writes_a_register(path: Path) -> None:
+    seen = set()
+    for line in path.read_text().splitlines():
+        if line.startswith("#"):
+            continue
+        _, text, _, writes = (part.strip() for part in f"{line} ".split(" ; "))
+        mnemonic = re.sub(r"^@!?U?P\w+ ", "", text).split()[0].split(".")[0]
+        facts = WordFacts(True, False, mnemonic, mnemonic, "variable", ALWAYS, (), "X R0, P0")
+        if not facts.may_write("R", 0) and not facts.may_write("P", 0):
+            seen.add(mnemonic)
+            assert writes in ("", "?"), line
+    assert {"BAR", "STG", "ST"} <= seen
