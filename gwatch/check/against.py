@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from gwatch.check.findings import Finding, KernelCheck
 from gwatch.cuda.binary.elf import Relocation
-from gwatch.cuda.binary.nvinfo import OFFSET_SHAPES, Attr, code_offsets
+from gwatch.cuda.binary.nvinfo import OFFSET_SHAPES, Attr, code_offsets, entries
 from gwatch.cuda.binary.stack import stack_bytes
 from gwatch.errors import GWatchError, KernelError
 from gwatch.rewrite.surroundings import Surroundings
@@ -284,15 +284,12 @@ class _Against:
                 continue
             wanted: Counter[tuple[int, ...]] = Counter()
             for places in copies:
-                for at in range(0, len(before.words), shape.stride):
-                    entry = list(before.words[at : at + shape.stride])
-                    entry[shape.column] = int(places[entry[shape.column] // self.size]) * self.size
-                    wanted[tuple(entry)] += 1
+                for entry in entries(before):
+                    index = entry[shape.column] // self.size
+                    wanted[shape.replaced(entry, int(places[index]) * self.size)] += 1
             for after in self.new.attributes:
                 if after.code == before.code:
-                    words = after.words
-                    for at in range(0, len(words), shape.stride):
-                        wanted[tuple(words[at : at + shape.stride])] -= 1
+                    wanted.subtract(entries(after))
             name = Attr(before.code).name
             for record, surplus in wanted.items():
                 if surplus:

@@ -16,7 +16,7 @@ import numpy as np
 
 from gwatch.cuda.binary import nvinfo
 from gwatch.cuda.binary.nvinfo import OFFSET_SHAPES, Attr
-from gwatch.errors import GWatchError
+from gwatch.errors import CubinError, GWatchError
 from gwatch.sass.cfg import opcode_keys
 
 if TYPE_CHECKING:
@@ -83,20 +83,16 @@ class HolderChecker:
 
     def _attribute(self, attribute: nvinfo.Attribute) -> Iterator[int]:
         """The places an offset list points at, where it is the list of exits."""
-        shape = OFFSET_SHAPES.get(attribute.code)
-        if shape is None:
+        try:
+            entries = nvinfo.entries(attribute)
+        except CubinError as error:
+            self.report(None, "attribute", error.message)
             return
-        if attribute.format != 4 or len(attribute.words) % shape.stride:
-            self.report(
-                None, "attribute", f"{attribute.name} is not a list of entries of {shape.stride} words"
-            )
-            return
-        words = attribute.words
-        for at in range(0, len(words), shape.stride):
+        for entry in entries:
             allowed = _POINTED_AT.get(Attr(attribute.code))
-            if attribute.code == Attr.ANNOTATIONS and words[at] == _SPILLS:
+            if attribute.code == Attr.ANNOTATIONS and entry[0] == _SPILLS:
                 allowed = _LOCAL
-            index = self._place(words[at + shape.column], attribute.name)
+            index = self._place(entry[OFFSET_SHAPES[attribute.code].column], attribute.name)
             if index is None:
                 continue
             facts = self.view.facts(index)
@@ -126,7 +122,9 @@ class HolderChecker:
                     continue
                 listed.add(index)
                 mnemonic = self.view.facts(index).mnemonic
-                if mnemonic not in _INDIRECT and self.view.facts(index).known:
+                if mnemonic in _INDIRECT:
+                    self._table(index, branch.targets)
+                elif self.view.facts(index).known:
                     self.report(
                         index, "offset", f"{attribute.name} names this {mnemonic} as an indirect branch"
                     )

@@ -5,11 +5,16 @@ from __future__ import annotations
 import dataclasses
 import json
 import struct
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
+
+from torturing.mutations import plant_tables
 
 from gwatch.check import KernelCheck, check_cubin, check_kernel
 from gwatch.check.against import align, check_against, ends_with_copy
@@ -173,6 +178,16 @@ def test_stale_exit_offsets(change: Callable[[list[int]], list[int]], kind: str)
         if any(a.code == Attr.EXIT_INSTR_OFFSETS and len(a.words) > 0 for a in item.attributes)
     )
     assert kind in kinds(checked(with_attribute(cubin, kernel, Attr.EXIT_INSTR_OFFSETS, change)))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["binary/data/holders_sm120", "rewrite/data/control_sm75", "rewrite/data/control_sm90", "rewrite/data/linked_sm90"],
+)
+def test_a_table_that_does_not_hold_the_listed_targets(name: str) -> None:
+    cubin = Cubin.from_file(TESTS / f"{name}.cubin")
+    (kernel,) = (item for item in cubin.get_map_kernel_def().values() if item.indirect_targets)
+    assert plant_tables(cubin.data, kernel.name) == (len(kernel.indirect_targets), len(kernel.indirect_targets), [])
 
 
 def test_too_few_registers() -> None:

@@ -69,7 +69,7 @@ def test_rewrites_are_proved_and_planted_faults_are_caught(name: str) -> None:
                 assert caught == seeds, missed
     assert proved >= 2
     assert {kind for kind, count in planted.items() if count} >= {"stall", "target", "original"}, planted
-    assert planted.keys() == {*KINDS, "offset"}
+    assert planted.keys() == {*KINDS, "offset", "table"}
 
 
 def test_generated_kernels_are_the_same_each_time() -> None:

@@ -291,7 +291,31 @@ def plant_all(case: Case) -> dict[str, tuple[int, int, list[str]]]:
                 break
         found[kind] = seeds, caught, missed
     found["offset"] = plant_offsets(original, after, case.kernel)
+    found["table"] = plant_tables(after, case.kernel)
     return found
+
+
+def plant_tables(image: bytes, kernel: str) -> tuple[int, int, list[str]]:
+    """The last entry of each jump table leads one instruction further than the list of the branch's targets says."""
+    cubin = Cubin.from_bytes(image)
+    bank = cubin.elf.find(f".nv.constant2.{kernel}")
+    size = cubin.arch.instruction_size
+    seeds = caught = 0
+    missed: list[str] = []
+    for branch, targets in cubin.get_kerneldef_by_name(kernel).indirect_targets.items():
+        table = b"".join((target * size).to_bytes(4, "little") for target in targets)
+        if bank is None or cubin.elf.content(bank).count(table) != 1 or seeds >= MOST:
+            continue
+        end = image.index(table, bank.offset) + len(table)
+        wrong = image[: end - 4] + ((targets[-1] + 1) * size).to_bytes(4, "little") + image[end:]
+        broken = Cubin.from_bytes(wrong)
+        seeds += 1
+        reports = check_kernel(broken, broken.get_kerneldef_by_name(kernel)).findings
+        if any(item.kind == "jump-table" and item.index == branch for item in reports):
+            caught += 1
+        else:
+            missed.append(f"planted table entry of the branch at {branch}: not reported")
+    return seeds, caught, missed
 
 
 def plant_offsets(original: bytes, image: bytes, kernel: str) -> tuple[int, int, list[str]]:

@@ -90,6 +90,10 @@ class Shape:
     stride: int
     column: int
 
+    def replaced(self, entry: tuple[int, ...], offset: int) -> tuple[int, ...]:
+        """The entry with another offset."""
+        return (*entry[: self.column], offset, *entry[self.column + 1 :])
+
 
 OFFSET_SHAPES: dict[int, Shape] = {
     Attr.EXIT_INSTR_OFFSETS: Shape(1, 0),
@@ -231,6 +235,24 @@ def code_offsets(attribute: Attribute) -> tuple[int, ...]:
     return () if shape is None else tuple(attribute.words[shape.column :: shape.stride])
 
 
+def entries(attribute: Attribute) -> list[tuple[int, ...]]:
+    """The entries of a list of code offsets; none where the attribute is no such list.
+
+    Raises CubinError [nvinfo-shape] for one that isn't made of whole entries.
+    """
+    shape = OFFSET_SHAPES.get(attribute.code)
+    if shape is None:
+        return []
+    words = attribute.words
+    if attribute.format != 4 or len(words) % shape.stride:
+        raise CubinError(
+            "nvinfo-shape",
+            f"attribute {attribute.name} of format {attribute.format}: {len(words)} words are not a list of entries "
+            f"of {shape.stride}",
+        )
+    return [words[at : at + shape.stride] for at in range(0, len(words), shape.stride)]
+
+
 def by_symbol(attributes: Iterable[Attribute], code: int) -> dict[int, int]:
     """``{symbol index: value}`` of a two-word attribute of the global ``.nv.info`` (REGCOUNT, FRAME_SIZE,
     ...)."""
@@ -309,23 +331,15 @@ def move(
     counts: dict[str, int] = {}
     for attribute in attributes:
         shape = OFFSET_SHAPES.get(attribute.code)
-        if shape is not None and attribute.format != 4:
-            raise CubinError(
-                "nvinfo-shape", f"attribute {attribute.name} has format {attribute.format}, expected 4"
-            )
         if shape is not None:
-            words = attribute.words
-            if len(words) % shape.stride:
-                raise CubinError(
-                    "nvinfo-shape", f"{attribute.name}: {len(words)} words, not entries of {shape.stride}"
-                )
-            fresh: list[int] = []
-            for copy in range(copies):
-                for at in range(0, len(words), shape.stride):
-                    entry = list(words[at : at + shape.stride])
-                    entry[shape.column] = place(entry[shape.column], copy)
-                    fresh += entry
-            counts[attribute.name] = counts.get(attribute.name, 0) + len(words) // shape.stride
+            old = entries(attribute)
+            fresh = [
+                word
+                for copy in range(copies)
+                for entry in old
+                for word in shape.replaced(entry, place(entry[shape.column], copy))
+            ]
+            counts[attribute.name] = counts.get(attribute.name, 0) + len(old)
             attribute = attribute.with_words(fresh)
         elif attribute.code in PARALLEL:
             attribute = attribute.with_words(attribute.words * copies)
