@@ -107,3 +107,20 @@ def test_every_error_says_what_to_do() -> None:
             if not kind(str(text), "").hint:
                 silent.append(f"{path.name}:{node.lineno} {text}")
     assert silent == []
+
+
+@pytest.mark.parametrize(("given", "meanwhile"), [(None, "1"), ("3", "3")])
+def test_commands_start_no_threads_of_numpys_blas(
+    given: str | None, meanwhile: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    variable = "OPENBLAS_NUM_THREADS"
+    monkeypatch.delenv(variable, raising=False)
+    if given is not None:
+        monkeypatch.setenv(variable, given)
+    seen: dict[str, str | None] = {}
+    for name, module in (("inspect", "gwatch.cli.inspect"), ("trace", "gwatch.cli.trace")):
+        monkeypatch.setattr(f"{module}.run", lambda args, name=name: seen.update({name: os.environ.get(variable)}) or 0)
+    assert main(["inspect", "x.cubin"]) == 0
+    assert main(["trace", "--list", "--", "x.py"]) == 0
+    assert seen == {"inspect": meanwhile, "trace": given}, "a program that is traced keeps its own"
+    assert os.environ.get(variable) == given

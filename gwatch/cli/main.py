@@ -6,7 +6,6 @@ Exit codes of every command: 0 done, 1 a rule or comparison failed, 2 input, env
 from __future__ import annotations
 
 import argparse
-import difflib
 import importlib
 import io
 import json
@@ -39,6 +38,10 @@ COMMANDS = {
 
 # Arguments of all commands that name files to read.
 _INPUTS = ("file", "paths", "cubin", "ring", "report", "first", "second", "original", "snippet", "rules", "diff")
+# The one that runs another program in its process, which may do linear algebra. The others have no use for the threads
+# of numpy's BLAS, which spin when it is imported.
+_HOST = "trace"
+_BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 # Commands that print or compare code: they take --engine nvdisasm.
 _READERS = frozenset({"rewrite", "inspect", "diff", "disasm"})
 
@@ -86,7 +89,8 @@ def run_command(name: str, arguments: list[str], prog: str | None = None) -> int
         as_json = bool(getattr(args, "json", False))
         if getattr(args, "output", None) is not None:
             _check_output(args)
-        with _engine((args.engine or os.environ.get("GWATCH_ENGINE")) if name in _READERS else None):
+        engine = (args.engine or os.environ.get("GWATCH_ENGINE")) if name in _READERS else None
+        with _set(_BLAS_THREADS, None if name == _HOST else os.environ.get(_BLAS_THREADS, "1")), _engine(engine):
             code: int = module.run(args)
         sys.stdout.flush()
     except GWatchError as error:
@@ -141,19 +145,27 @@ def _engine(name: str | None) -> Iterator[None]:
         return
     from gwatch.sass.code import ENGINE_VARIABLE
 
-    before = os.environ.get(ENGINE_VARIABLE)
-    os.environ[ENGINE_VARIABLE] = name
-    try:
+    with _set(ENGINE_VARIABLE, name):
         if name == "nvdisasm":
             from gwatch.sass import nvdisasm
 
             nvdisasm.find()  # missing, it is refused at once, whatever the command would ask it
         yield
+
+
+@contextmanager
+def _set(variable: str, value: str | None) -> Iterator[None]:
+    """Have an environment variable set meanwhile, also for child processes; None leaves it as it is."""
+    before = os.environ.get(variable)
+    if value is not None:
+        os.environ[variable] = value
+    try:
+        yield
     finally:
-        if before is None:
-            del os.environ[ENGINE_VARIABLE]
-        else:
-            os.environ[ENGINE_VARIABLE] = before
+        if value is not None and before is None:
+            del os.environ[variable]
+        elif value is not None:
+            os.environ[variable] = str(before)
 
 
 def _refuse(error: GWatchError, as_json: bool) -> None:
@@ -178,6 +190,8 @@ def main(argv: list[str] | None = None) -> int:
         print(f"gwatch-sass {__version__}")
         return 0
     if name not in COMMANDS:
+        import difflib
+
         near = difflib.get_close_matches(name, COMMANDS, n=3) or list(COMMANDS)
         _refuse(
             UsageError("unknown-command", f"there is no command {name!r}", f"one of: {', '.join(COMMANDS)}", near),

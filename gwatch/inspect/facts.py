@@ -201,10 +201,7 @@ def _scalar(view: CubinView, kernel: KernelDef, code: Attr) -> int | None:
 
 def _dims(view: CubinView, kernel: KernelDef, code: Attr) -> tuple[int, int, int] | None:
     found = view.attribute(code, kernel)
-    if found is None or found.format != 4 or len(found.words) != 3:
-        return None
-    x, y, z = found.words
-    return x, y, z
+    return None if found is None else nvinfo.dims((found,), code)
 
 
 def _barriers(view: CubinView, kernel: KernelDef) -> int:
