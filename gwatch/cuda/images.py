@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import struct
 from collections import Counter
@@ -169,14 +168,22 @@ class ImageStore:
         """Images that a CUmodule or CUlibrary may have been loaded from: the one that was seen, or those of its fat
         binary, as far as they can be read."""
         image = self._by_handle.get(handle)
-        if image is not None:
-            return [image]
+        return [image] if image is not None else self._members(handle)[0]
+
+    def problem(self, handle: int) -> str:
+        """Why not all members of its fat binary could be read: damage, or nothing here decompresses them; "" if all
+        could."""
+        return "" if handle in self._by_handle else self._members(handle)[1]
+
+    def _members(self, handle: int) -> tuple[list[bytes], str]:
         data = self._containers.get(handle, b"")
         found: list[bytes] = []
         if data[:4] == _FATBIN_MAGIC:
-            with contextlib.suppress(GWatchError):  # damaged, or nothing here decompresses it
+            try:
                 found.extend(image for _, image in iter_fatbin_images(data))
-        return found
+            except GWatchError as error:
+                return found, str(error)
+        return found, ""
 
     def holds(self, handle: int, image: bytes) -> bool:
         """Whether ``image`` is among :meth:`images`; fat binaries pad theirs with zeros."""

@@ -114,6 +114,10 @@ def find_image(symbol: str, facts: HandleFacts, store: ImageStore) -> FoundImage
     closed = next(map(closed_file, closed_libraries(symbol)), None)
     if closed is not None:
         raise refusal(symbol, closed)
+    problem = store.problem(facts.owner)
+    if problem:
+        what = f"the fat binary that {symbol} was loaded from can't be read: {problem}"
+        raise TraceError("image-not-found", what, "where a package is missing, install it; else give the whole file")
     raise TraceError(
         "image-not-found",
         f"{symbol} was loaded before gwatch could see it, and no mapped library's fat binary, Triton object or "

@@ -14,7 +14,14 @@ from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 
 from gwatch.cuda.binary.elf import EHDR, EM_CUDA, NO_BYTES, SHDR
-from gwatch.cuda.binary.fatbin import MAGIC, MAX_IMAGE, FatbinEntry, container, iter_fatbin_entries
+from gwatch.cuda.binary.fatbin import (
+    MAGIC,
+    MAX_IMAGE,
+    FatbinEntry,
+    container,
+    is_cut_off,
+    iter_fatbin_entries,
+)
 from gwatch.errors import GWatchError
 from gwatch.inspect.reader import Reader
 
@@ -23,10 +30,6 @@ _FATBIN = struct.pack("<I", MAGIC)
 _ELF = b"\x7fELF\x02\x01"
 _CONTAINER = struct.Struct("<IHHQ")
 _HEAD = 64
-_CONTAINER_START = struct.pack("<IHH", MAGIC, 1, _CONTAINER.size)
-_MEMBER_START = struct.Struct("<HHI")
-_LARGEST_KIND, _LARGEST_HEAD = 0x80, 1 << 12
-"""Kinds and header sizes that compilers give members lie well below these."""
 _MAX_SECTIONS = 1 << 20
 
 
@@ -66,7 +69,7 @@ def scan(reader: Reader) -> Iterator[Found | Passed]:
             if inside is not None:
                 yield from _members(reader, offset, *inside)
                 position = inside[1]
-            elif _is_cut_off(reader, offset):
+            elif is_cut_off(reader.read, offset, reader.size):
                 # Its size may be what is damaged: the search goes on where its members end.
                 position = max(position, (yield from _members(reader, offset, offset + _CONTAINER.size, None)))
             elif offset == 0:
@@ -93,18 +96,6 @@ def _next_magic(reader: Reader, start: int) -> tuple[int, bool] | None:
             return start + first, first == fatbin
         start += WINDOW
     return None
-
-
-def _is_cut_off(reader: Reader, offset: int) -> bool:
-    """Whether the magic at ``offset``, which no whole container follows, begins one that the file's end cuts off."""
-    head = reader.read(offset, _CONTAINER.size + _MEMBER_START.size)
-    if not head.startswith(_CONTAINER_START[: len(head)]):
-        return False
-    if len(head) < _CONTAINER.size + _MEMBER_START.size:
-        return True
-    kind, _, size = _MEMBER_START.unpack_from(head, _CONTAINER.size)
-    past = offset + _CONTAINER.size + _CONTAINER.unpack_from(head)[3] > reader.size
-    return bool(past and 0 < kind < _LARGEST_KIND and _HEAD <= size <= _LARGEST_HEAD)
 
 
 def _is_cubin_header(head: bytes) -> bool:

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from inspect_support import COPY_CUBIN, COPY_NAME, FIXTURES, WRAPPER, cuobjdump, fatbin, host_elf, make_pt2
 
-from gwatch.errors import CubinNotFound
+from gwatch.cuda.binary.fatbin import iter_fatbin_images
+from gwatch.errors import CubinError, CubinNotFound
 from gwatch.inspect.artifacts import Image, Skipped, Text, open_artifact
 from gwatch.inspect.reader import Reader
 from gwatch.inspect.run import Request, inspect
@@ -124,6 +125,22 @@ def test_a_fat_binary_that_is_cut_off_is_named_wherever_it_ends(tmp_path: Path, 
         assert cut.reason == "fat binary: it is cut off here, or its header gives a wrong size"
     path.write_bytes(bytes(ahead) + two)
     assert len(images(path)) == 2 and not skipped(path)
+
+
+@pytest.mark.parametrize("packing", ["", "lz4", "zstd"])
+@pytest.mark.parametrize("ahead", [0, 4, 0x100])
+def test_who_iterates_over_a_fat_binary_that_is_cut_off_is_told_so(packing: str, ahead: int) -> None:
+    one, two = (fatbin([(90, COPY_CUBIN, packing)] * count) for count in (1, 2))
+    for length, whole in (
+        (7, 0), (12, 0), (16, 0), (60, 0), (len(one) - 1, 0), (len(one), 1), (len(one) + 30, 1), (len(two) - 1, 1)
+    ):  # fmt: skip
+        found = []
+        with pytest.raises(CubinError, match=rf"\[fatbin-truncated\].*offset {ahead:#x} is cut off"):
+            found.extend(iter_fatbin_images(bytes(ahead) + two[:length]))
+        assert [image for _, image in found] == [COPY_CUBIN] * whole
+    assert len([*iter_fatbin_images(bytes(ahead) + two)]) == 2
+    # The magic number by chance, in other data.
+    assert not [*iter_fatbin_images(bytes(ahead) + one[:4] + bytes(100) + one[:6] + b"\1" * 100)]
 
 
 def test_containers_behind_one_with_too_large_a_size_are_still_found(tmp_path: Path) -> None:

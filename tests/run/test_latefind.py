@@ -130,6 +130,8 @@ def test_a_handle_has_the_image_of_the_fat_binary_it_was_loaded_from() -> None:
     assert not store.holds(5, IMAGE)
     store.contained(5, fatbin((2, 90, IMAGE))[:-20])
     assert store.images(5) == []
+    with pytest.raises(TraceError, match=r"\[image-not-found\] the fat binary that other .*\[fatbin-truncated\]"):
+        find_image("other", facts(5), store)
 
 
 def library(blob: bytes, names: bytes) -> bytes:

@@ -24,6 +24,11 @@ MAX_IMAGE = 1 << 29
 _LZ4_RATIO = 255
 """What a byte of LZ4 can stand for, at most."""
 _CONTAINER = struct.Struct("<IHHQ")
+_CONTAINER_START = struct.pack("<IHH", MAGIC, 1, _CONTAINER.size)
+_MEMBER_START = struct.Struct("<HHI")
+_HEAD = 64
+_LARGEST_KIND, _LARGEST_HEAD = 0x80, 1 << 12
+"""Kinds and header sizes that compilers give members lie well below these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +104,7 @@ def _decompress_zstd(data: bytes, size: int, offset: int) -> bytes:
 
 
 def _entry(data: bytes, position: int, end: int) -> tuple[FatbinEntry, int]:
-    if position + 64 > end:
+    if position + _HEAD > end:
         raise CubinError("fatbin-truncated", f"the entry at offset {position:#x} is cut off")
     (kind,) = struct.unpack_from("<H", data, position)
     header_size, stored, compressed = struct.unpack_from("<IQI", data, position + 4)
@@ -107,7 +112,7 @@ def _entry(data: bytes, position: int, end: int) -> tuple[FatbinEntry, int]:
     (flags,) = struct.unpack_from("<Q", data, position + 40)
     (plain_size,) = struct.unpack_from("<Q", data, position + 56)
     begin = position + header_size
-    if header_size < 64 or begin + stored > end or compressed > stored:
+    if header_size < _HEAD or begin + stored > end or compressed > stored:
         raise CubinError("fatbin-corrupt", f"the entry at offset {position:#x} points outside its container")
     packed = bool(flags & (_FLAG_LZ4 | _FLAG_ZSTD))
     # Checked before a decompressor sets that much memory aside.
@@ -141,28 +146,57 @@ def container(read: Callable[[int, int], bytes], offset: int, limit: int) -> tup
         while at < end:
             entry = read(at, 16)
             length = sum(struct.unpack_from("<IQ", entry, 4)) if len(entry) == 16 else 0
-            if length < 64 or at + length > end:
+            if length < _HEAD or at + length > end:
                 return None
             at += length
     return first, end
+
+
+def is_cut_off(read: Callable[[int, int], bytes], offset: int, limit: int) -> bool:
+    """Whether the magic at ``offset``, which no whole container follows (see :func:`container`), begins one that the
+    end of the file cuts off."""
+    head = read(offset, _CONTAINER.size + _MEMBER_START.size)
+    if not head.startswith(_CONTAINER_START[: len(head)]):
+        return False
+    if len(head) < _CONTAINER.size + _MEMBER_START.size:
+        return True
+    kind, _, size = _MEMBER_START.unpack_from(head, _CONTAINER.size)
+    past = offset + _CONTAINER.size + _CONTAINER.unpack_from(head)[3] > limit
+    return bool(past and 0 < kind < _LARGEST_KIND and _HEAD <= size <= _LARGEST_HEAD)
 
 
 def iter_fatbin_entries(data: bytes) -> Iterator[FatbinEntry]:
     """Every member of every fat binary container found in ``data`` (a library, an executable or a bare fatbin).
 
     Containers are searched by their magic, in file order (see :func:`container`). Raises CubinError
-    ``[fatbin-truncated]`` or ``[fatbin-corrupt]`` when a plausible container is damaged.
+    ``[fatbin-truncated]`` or ``[fatbin-corrupt]`` when a plausible container is damaged; of one that ``data`` ends in,
+    the whole members come first.
     """
+
+    def read(at: int, count: int) -> bytes:
+        return data[at : at + count]
+
     position = 0
     while (position := data.find(_MAGIC_BYTES, position)) >= 0:
-        found = container(lambda at, count: data[at : at + count], position, len(data))
+        found = container(read, position, len(data))
+        cut = found is None and is_cut_off(read, position, len(data))
+        if cut:
+            found = position + _CONTAINER.size, len(data)
         if found is None:
             position += 1
             continue
         cursor, end = found
         while cursor < end:
-            entry, cursor = _entry(data, cursor, end)
+            try:
+                entry, cursor = _entry(data, cursor, end)
+            except CubinError:
+                if cut:
+                    break
+                raise
             yield entry
+        if cut:
+            what = f"the fat binary at offset {position:#x} is cut off, or its header gives a wrong size"
+            raise CubinError("fatbin-truncated", what)
         position = end
 
 
