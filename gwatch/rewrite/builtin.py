@@ -18,8 +18,10 @@ nothing.
 from __future__ import annotations
 
 import enum
+from collections.abc import Collection
 from dataclasses import dataclass
 
+from gwatch.rewrite.held import WORDS
 from gwatch.rewrite.ring import (
     CANARY,
     DESCRIPTOR_DTYPE,
@@ -77,6 +79,8 @@ class Recorder:
     fmt: RingFormat
     clock: str
     shape: Shape = Shape.PLAIN
+    held: tuple[str, ...] = ()
+    """Words of records that say the times of earlier sites (:mod:`gwatch.rewrite.held`); each waits in a register."""
 
     @property
     def head(self) -> bool:
@@ -106,6 +110,7 @@ class Recorder:
                 uniform.append(("chunk", 1))
         if self.head:
             uniform.append(("head", 2 if self.offsets else 1))
+        found += [StateRegister(f"held_{word}", 1, "R", (0,)) for word in self.held]
         found += [StateRegister(name, width, "UR", tuple(range(width))) for name, width in uniform]
         return found
 
@@ -236,18 +241,27 @@ def prologue(recorder: Recorder, descriptor: int) -> Snippet:
     )
 
 
+def hold(recorder: Recorder, word: str) -> Snippet:
+    """Read the clock before a site's instruction, for ``word`` of the record of a later site."""
+    name = f"held_{word}"
+    return Snippet(
+        f"CS2R.32 %{name}, {CLOCK_REGISTERS[recorder.clock]}", state=(name,), sets=(name,), name="held time"
+    )
+
+
 def record(
     recorder: Recorder,
     value: str = "none",
     pair: bool = False,
     warp_level: bool = False,
     guard: str = "",
+    held: Collection[str] = (),
 ) -> Snippet:
     """One record before a site's instruction; ``{{site}}`` is to be given as site id + 1.
 
     ``value``: a :class:`~gwatch.rewrite.sitemap.MappedSite` value. ``guard``: the guard of the site's
     instruction ("P0", "!UP1"), where only lanes for which it is true record. ``warp_level``: one of the lanes
-    that would record is elected, anew each time.
+    that would record is elected, anew each time. ``held``: the words that say times held since earlier sites.
     """
     fmt = recorder.fmt
     uniform = "U" in guard
@@ -257,7 +271,7 @@ def record(
     elect_free = warp_level and not guard and recorder.arch.has_elect
     wide = fmt.kind is not RecordKind.NARROW
     tag = "%rec+2" if fmt.kind is RecordKind.LONG else "%rec+1"
-    full = fmt.kind is RecordKind.LONG or value not in ("none", "smid") or pair
+    full = fmt.kind is RecordKind.LONG or value not in ("none", "smid") or pair or bool(held)
     read = "CS2R" if fmt.kind is RecordKind.LONG else "CS2R.32"
     # ELECT first: a predicate takes longest to reach a guard.
     lines = ["ELECT %elected, URZ, PT"] if elect_free else []
@@ -274,6 +288,7 @@ def record(
         lines += _elect_lowest(recorder, tag, wanted)
     if not timer:
         lines += _value(value, place, wanted)
+    lines += [f"MOV %rec+{2 + WORDS.index(word)}, %held_{word}" for word in held]
     lines += _address(recorder, tag)
     # Without x and y the low half of a wide record says all.
     width = 128 if wide and full else 64
@@ -283,7 +298,10 @@ def record(
     return Snippet(
         "\n".join(lines),
         predicates=(*(("elected",) if warp_level else ()), *(("run",) if uniform else ())),
-        state=recorder.state("off", "base", "high", "chunk", "addr", "rec", "desc"),
+        state=(
+            *recorder.state("off", "base", "high", "chunk", "addr", "rec", "desc"),
+            *(f"held_{word}" for word in held),
+        ),
         inherit_guard=wanted == "%guard",
         name=f"{recorder.clock} record",
     )

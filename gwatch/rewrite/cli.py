@@ -221,6 +221,8 @@ def _site_rows(plan: TracePlan) -> list[dict[str, Any]]:
                 "line": f"{site.file}:{site.line}" if site.file else None,
                 "instruction": site.instruction,
                 "label": site.label,
+                "shared_with": site.shared_with,
+                "time_in": site.time_in,
                 **_cost(placed),
             }
         )
@@ -290,6 +292,10 @@ def _print(report: dict[str, Any], as_json: bool) -> None:
         if site.get("note"):
             _write(f"note       site {site['site']} {site['note']}")
     if "record" in report:
+        for row in report["sites"]:
+            if row["shared_with"] is not None:
+                held = "" if row["time_in"] == "time" else f", read at the site and held for its word {row['time_in']}"
+                _write(f"shared     the record of site {row['shared_with']} tells site {row['site']}'s time{held}")
         record = report["record"]
         _write(
             f"record     {record['bytes']} bytes, {record['depth']} per thread ({record['keep']} kept), "

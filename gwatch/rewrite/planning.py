@@ -10,7 +10,7 @@ register must fit the budget of the warps that come by.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -267,7 +267,7 @@ class Planner:
         homes = {
             group.value(k): [places[group.name] + k] for group in self._groups_in_order() for k in group.kept
         }
-        self._entries(placements, own, own)
+        self._entries(placements, own, own, count > next(self._counts()))
         set_anew = self._set_anew()
         initial = {value: found[0] for value, found in homes.items() if value not in set_anew}
         highest = self._highest(placements, own)
@@ -294,17 +294,19 @@ class Planner:
 
     # the entry -----------------------------------------------------------------------------------------------------
 
-    def _entries(self, placements: dict[int, Placement], taken: int, own: int) -> None:
+    def _entries(self, placements: dict[int, Placement], taken: int, own: int, costly: bool) -> None:
         """Scratch of code at the entry: anything that nothing else uses there, for nothing is live yet. R1 is left
-        alone because it becomes the stack pointer.
+        alone because it becomes the stack pointer. ``costly``: whether the count may come to cost occupancy.
         """
-        limit = self.count if self.around.budgets.changes else max(self.count, own.bit_length() + SPARE)
-        largest = min(self.arch.max_registers, free_ceiling(self.arch, limit))
-        if self.around.budgets.changes:
-            largest = self.count
+        ends = [self.count]
+        if not self.around.budgets.changes:
+            limit = max(self.count, own.bit_length() + SPARE)
+            ends = [limit, min(self.arch.max_registers, free_ceiling(self.arch, limit))]
+            if costly:
+                ends.append(self.arch.max_registers)
         forbidden = taken | self.excluded | 1 << _STACK
         shared: dict[tuple[int, int], int] = {}
-        for end in (limit - SPARE, largest - SPARE, self.arch.max_registers - SPARE):
+        for end in (end - SPARE for end in ends):
             pool = RegisterFile("R", 0, max(0, end), frozenset(bits(forbidden)))
             shared.clear()
             if self._enter(placements, pool, shared):
@@ -365,7 +367,7 @@ class _Attempt:
     """One try at placing everything among the kernel's registers and the spare ones."""
 
     def __init__(self, planner: Planner, count: int, saving: bool, parking: bool = False) -> None:
-        self.planner, self.saving, self.parking = planner, saving, parking
+        self.planner, self.count, self.saving, self.parking = planner, count, saving, parking
         self.parked: dict[str, int] = {}
         around = planner.around
         self.spare = planner._spare(count)
@@ -413,7 +415,9 @@ class _Attempt:
         entry = own
         for register in initial.values():
             entry |= 1 << register
-        self.planner._entries(self.placements, entry, own)
+        self.planner._entries(
+            self.placements, entry, own, self.saving or self.count > next(self.planner._counts())
+        )
         held: dict[int, int] = {}
         for index in {wish.index for wish in self.sites} | {move.index for move in moves}:
             held[index] = housing.held(index) & ~own
@@ -457,7 +461,7 @@ class _Attempt:
         sites = self._sites_of(group.name)
         sets = frozenset(wish.index for wish in self.sites if group.name in wish.sets)
         for element in group.kept:
-            prefer = self._pairing(group, element, sites) if group.width > 1 else {}
+            prefer = self._pairing(group, element, sites) if group.width > 1 else self._quiet(sets)
             value = group.value(element)
             if not self.housing.place(value, sites, left, prefer, sets):
                 if not self.parking:
@@ -467,6 +471,14 @@ class _Attempt:
             for register in {r for r in self.housing.homes[value].registers.tolist() if r >= 0}:
                 if left >> register & 1:
                     self.pool.used.add(register)
+
+    def _quiet(self, sets: Iterable[int]) -> dict[int, float]:
+        """Penalty of registers that something in flight uses where they would be written."""
+        flights = [self.points.around.flights.at(index) for index in sets]
+        registers = range(self.planner.arch.max_registers) if flights else ()
+        return {
+            register: float(sum(bool(flight.covering(1 << register)) for flight in flights)) for register in registers
+        }
 
     def _park(self, value: str) -> None:
         """Keep ``value`` in local memory. Its slot comes before those of registers that sites save."""
@@ -625,6 +637,8 @@ class _Attempt:
                     continue
                 if len(group.kept) == group.width == 1 and group.name not in self.parked:
                     home = self._home(group.name, wish.index)
+                    if group.name in wish.sets:
+                        placement.borrowed |= 1 << home & ~self.spare
                     placement.names[group.name] = [home]
                     placement.ways[group.name] = "above the count" if self.spare >> home & 1 else "home"
                     continue

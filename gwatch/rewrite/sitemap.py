@@ -12,15 +12,18 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from gwatch.errors import TraceError
-from gwatch.rewrite.ring import RingFormat
+from gwatch.rewrite.ring import RecordKind, RingFormat
 
 NOTE_NAME = ".note.gwatch.sites"
-MAP_VERSIONS = (1, 2)
-"""2: a site shares another one's record (``MappedSite.shared_with``), which readers of version 1 would not know."""
+MAP_VERSIONS = (1, 2, 3)
+"""2: a site shares another one's record (``MappedSite.shared_with``), 3: whose words say its time
+(``MappedSite.time_in``); readers of the versions before would not know."""
 
 CLOCKS = ("gpu", "sm", "anchor")
 """``gpu``: ns timer, one axis for the whole GPU. ``sm``: the SM's cycle counter. ``anchor``: the cycle
 counter mapped to the ns axis by clock pairs. A clock read is an issue time: it waits for nothing."""
+TELLS_VISITS = {"gpu": False, "sm": True, "anchor": True}
+"""Whether no two visits of a warp read one time: it issues one instruction a cycle; the ns timer moves in steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +48,10 @@ class MappedSite:
     ``ns:64``)."""
     label: str | None = None
     shared_with: int | None = None
-    """The site whose record says this one's time too: nothing that takes time stands between them. It is the last of
-    all that share the record."""
+    """The site whose record says this one's time too. It is the last of all that share the record."""
+    time_in: str = "time"
+    """The word of the record that says this site's time: ``time``, or ``x`` or ``y`` where the time was read before,
+    at the site, and held since. ``time`` of a shared record: nothing that takes time stands between the two."""
 
     @property
     def value_bits(self) -> int:
@@ -81,6 +86,21 @@ class SiteMap:
         """Whether some sites share a record."""
         return any(site.shared_with is not None for site in self.sites)
 
+    @property
+    def holds(self) -> bool:
+        """Whether the times of some sites are in words of later sites' records."""
+        return any(site.time_in != "time" for site in self.sites)
+
+    @property
+    def values(self) -> bool:
+        """Whether some sites record values."""
+        return any(site.value != "none" for site in self.sites)
+
+    @property
+    def version(self) -> int:
+        """The oldest version of site maps that says all."""
+        return MAP_VERSIONS[self.shares + self.holds]
+
     def described(self) -> list[dict[str, Any]]:
         """The sites as reports name them: one dict of plain values per site."""
         return [
@@ -96,20 +116,23 @@ class SiteMap:
                 "label": site.label,
                 "value_kind": site.value,
                 **({} if site.shared_with is None else {"shared_with": site.shared_with}),
+                **({} if site.time_in == "time" else {"time_in": site.time_in}),
             }
             for site in self.sites
         ]
 
     def to_json(self) -> dict[str, Any]:
         """A JSON-ready dict with a format version."""
-        data: dict[str, Any] = {"version": MAP_VERSIONS[self.shares]}
+        version = self.version
+        data: dict[str, Any] = {"version": version}
         for field in fields(self):
             data[field.name] = getattr(self, field.name)
         data["format"] = self.format.to_json()
         data["sites"] = [asdict(site) for site in self.sites]
-        if not self.shares:
-            for site in data["sites"]:
-                del site["shared_with"]
+        for name, since in _SINCE.items():
+            if version < since:
+                for site in data["sites"]:
+                    del site[name]
         return data
 
     def to_bytes(self) -> bytes:
@@ -149,22 +172,32 @@ class SiteMap:
 def _check_sharing(found: SiteMap, data: dict[str, Any]) -> None:
     """Refuse shared records that no plan makes: of none, of sites that differ, or in a map of the version before."""
     alone = {site.site_id: site for site in found.recorded}
-    if any(("shared_with" in site) != (data["version"] > 1) for site in data["sites"]):
+    if any(
+        (name in site) != (data["version"] >= since)
+        for site in data["sites"]
+        for name, since in _SINCE.items()
+    ):
         raise TraceError("site-map", "the site map is damaged: what sites share is not of its version")
     for site in found.sites:
-        if site.shared_with is None:
+        if site.shared_with is None and site.time_in == "time":
             continue
-        other = alone.get(site.shared_with)
-        if other is None or other.warp_level != site.warp_level or {site.value, other.value} != {"none"}:
+        other = alone.get(-1 if site.shared_with is None else site.shared_with)
+        words = ["time"]
+        if other is not None and found.format.kind is RecordKind.WIDE:
+            words += ["x"] if other.pair else ["x", "y"]
+        unlike = other is None or other.warp_level != site.warp_level or {site.value, other.value} != {"none"}
+        if unlike or site.time_in not in words:
             raise TraceError(
                 "site-map",
                 f"the site map is damaged: site {site.site_id} can't share the record of {site.shared_with}",
             )
 
 
+_SINCE = {"shared_with": 2, "time_in": 3}
+"""The version of site maps since which sites say so."""
 _SITE_TYPES: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("site_id", "index", "pc", "new_pc"), (int,)),
-    **dict.fromkeys(("instruction", "value"), (str,)),
+    **dict.fromkeys(("instruction", "value", "time_in"), (str,)),
     **dict.fromkeys(("file", "label"), (str, type(None))),
     **dict.fromkeys(("line", "shared_with"), (int, type(None))),
     **dict.fromkeys(("warp_level", "unconditional", "pair"), (bool,)),

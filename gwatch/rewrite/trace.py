@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from gwatch.errors import HazardError, RegisterPressureError, SiteError, TraceError, UnsupportedError
+from gwatch.rewrite.held import WORDS, Held, held_times
 from gwatch.rewrite.ring import (
     DESCRIPTOR_BYTES,
     MAX_SITES,
@@ -21,7 +25,8 @@ from gwatch.rewrite.ring import (
     round_depth,
     unarmed_descriptor,
 )
-from gwatch.rewrite.sitemap import CLOCKS, NOTE_NAME, MappedSite, SiteMap
+from gwatch.rewrite.sitemap import CLOCKS, NOTE_NAME, TELLS_VISITS, MappedSite, SiteMap
+from gwatch.sass.arch import INSTRUCTION_SIZE
 
 if TYPE_CHECKING:
     from gwatch.cuda.binary.cubin import Cubin
@@ -166,11 +171,9 @@ class TracePlan:
     rewritten: Rewritten
 
     def placed(self, site_id: int) -> PlacedSite:
-        """The code that records a site, its own or the one whose record it shares."""
-        shared = self.site_map.sites[site_id].shared_with
-        recorded = [site.site_id for site in self.site_map.recorded]
-        # The first insertion is the prologue.
-        return self.rewritten.sites[1 + recorded.index(site_id if shared is None else shared)]
+        """The code that reads the time of a site, its own or that of the one whose record it shares."""
+        first = self.site_map.sites[site_id].new_pc // INSTRUCTION_SIZE
+        return next(placed for placed in self.rewritten.sites if placed.first == first)
 
     def layout(self, grid: Dim3, block: Dim3, budget: int | None = None) -> RingLayout:
         """The ring for a launch, sampling CTAs where ``budget`` bytes don't hold them all."""
@@ -225,13 +228,16 @@ def plan_trace(
     keep: str = "newest",
     duration_ns: float | None = None,
     excluded_registers: Mapping[str, Iterable[int]] | None = None,
+    hold: bool = True,
 ) -> TracePlan:
     """Patch ``kernel`` of ``cubin`` so that it records ``sites``; the original is not touched.
 
     ``kernel`` is its mangled name or definition. ``depth``: records kept per thread (rounded up to a power of
     two). ``keep``: "newest" or "first". ``duration_ns``: how long the launch takes untraced, which decides
     how wide times are (None: shorter than a millisecond). ``excluded_registers``: as for
-    :class:`~gwatch.rewrite.rewriter.Rewriter`.
+    :class:`~gwatch.rewrite.rewriter.Rewriter`. ``hold``: whether the times of sites that others always follow may wait
+    in registers for the records of these (:mod:`gwatch.rewrite.held`), which costs fewer stores; a kernel that never
+    comes to the other site leaves no record of the first then.
 
     Sites at one index run in list order. Sites without values that nothing but markers lies between (the end of one
     scope and the start of the next) share a record, whose time is theirs: see :func:`shared_records`.
@@ -265,7 +271,9 @@ def plan_trace(
     _check_sites(rewriter, sites)
     shared = shared_records(rewriter.surroundings, sites)
 
-    def attempt(recorder: builtin.Recorder, effort: Effort) -> Rewritten:
+    def attempt(
+        recorder: builtin.Recorder, effort: Effort, held: Mapping[int, Held] = MappingProxyType({})
+    ) -> Rewritten:
         attempted = rewriter.another()
         for item in recorder.state_registers():
             attempted.reserve(item.name, item.width, item.file, item.kept)
@@ -274,10 +282,14 @@ def plan_trace(
         for number, site in enumerate(sites):
             if number in shared:
                 continue
-            guard = _guard_of(view, site)
-            paired = pairs and site.carries_pair(fmt.kind)
-            snippet = builtin.record(recorder, site.value, paired, site.warp_level, guard)
             label = site.label or f"site {number}"
+            if number in held:
+                attempted.insert(site.insert_index, builtin.hold(recorder, held[number].word), label=label)
+                continue
+            guard = _guard_of(view, site)
+            paired = pairs and site.carries_pair(recorder.fmt.kind)
+            words = [item.word for item in held.values() if item.holder == number]
+            snippet = builtin.record(recorder, site.value, paired, site.warp_level, guard, words)
             attempted.insert(site.insert_index, snippet, {"site": number + 1}, label)
         if recorder.head:
             for index in _exits(rewriter):
@@ -285,24 +297,81 @@ def plan_trace(
                 attempted.insert(index, builtin.exit_pair(recorder, guarded))
         return attempted.apply(twin=True, effort=effort)
 
-    recorder, rewritten = _first_that_fits(attempt, _recorders(arch, fmt, clock))
+    found = None
+    for held in _held(rewriter.surroundings, sites, shared, fmt, pairs, clock) if hold else ():
+        found = _without_moves(partial(attempt, held=held), _recorders(arch, fmt, clock, held))
+        if found is not None:
+            break
+    else:
+        held = {}
+    recorder, rewritten = found or _first_that_fits(attempt, _recorders(arch, fmt, clock))
     data = set_constant3(rewritten.data, offset, unarmed_descriptor(recorder.fmt))
-    site_map = _site_map(rewriter, sites, shared, rewritten, clock, recorder.fmt, pairs, symbol, offset)
+    site_map = _site_map(rewriter, sites, shared, held, rewritten, clock, recorder.fmt, pairs, symbol, offset)
     return TracePlan(add_note(data, NOTE_NAME, site_map.to_bytes()), site_map, rewritten)
 
 
-def _recorders(arch: Arch, fmt: RingFormat, clock: str) -> list[builtin.Recorder]:
-    """Ways to record in ``fmt``, the cheapest first; the leanest can't be by lane."""
+def _held(
+    around: Surroundings,
+    sites: Sequence[SassTraceSite],
+    shared: Mapping[int, int],
+    fmt: RingFormat,
+    pairs: bool,
+    clock: str,
+) -> Iterator[dict[int, Held]]:
+    """Site number -> the later record that says its time: as many as records have room for, then fewer, which fewer
+    registers hold."""
+    # A store of all lanes costs by its bytes: measured on the H200, records of 16 cost more than twice as many of 8.
+    growing = fmt.kind is RecordKind.NARROW and not all(site.warp_level for site in sites)
+    if growing or fmt.kind is RecordKind.LONG:
+        return
+    recorded = {number: site for number, site in enumerate(sites) if number not in shared}
+    at = Counter(site.insert_index for site in recorded.values())
+    able = {
+        number: (site.insert_index, site.warp_level)
+        for number, site in recorded.items()
+        if site.value == "none" and at[site.insert_index] == 1 and not _guard_of(around.view, site)
+    }
+    others = [site.insert_index for number, site in recorded.items() if number not in able]
+    for words in ((WORDS[:1],) if pairs else (WORDS, WORDS[:1])):
+        if held := held_times(around, able, others, words, TELLS_VISITS[clock]):
+            yield held
+
+
+def _without_moves(
+    attempt: Callable[[builtin.Recorder, Effort], Rewritten], recorders: Sequence[builtin.Recorder]
+) -> tuple[builtin.Recorder, Rewritten] | None:
+    """The cheapest way to record with held times that needs no register which would cost occupancy, and moves none of
+    these from one register to another; None where there is none."""
+    from gwatch.rewrite.planning import Effort
+
+    for recorder in recorders:
+        try:
+            rewritten = attempt(recorder, Effort.FREE)
+        except HazardError:
+            return None
+        except RegisterPressureError as error:
+            if error.code not in ("registers", "launch-bounds", "uniform-registers"):
+                raise
+            continue
+        if not any(move.startswith("%held_") for move in rewritten.moves):
+            return recorder, rewritten
+    return None
+
+
+def _recorders(
+    arch: Arch, fmt: RingFormat, clock: str, held: Mapping[int, Held] = MappingProxyType({})
+) -> list[builtin.Recorder]:
+    """Ways to record in ``fmt``, or with words for ``held`` times, the cheapest first. The leanest can't be by lane,
+    which held times don't make up for."""
     from gwatch.rewrite import builtin
 
+    fmt = replace(fmt, kind=RecordKind.WIDE) if held else fmt
+    words = tuple(word for word in WORDS if any(item.word == word for item in held.values()))
     plain = replace(fmt, by_lane=False)
-    found = [builtin.Recorder(arch, fmt, clock, shape) for shape in builtin.shapes(fmt, arch)]
+    found = [builtin.Recorder(arch, fmt, clock, shape, words) for shape in builtin.shapes(fmt, arch)]
     have = {recorder.shape for recorder in found}
-    return found + [
-        builtin.Recorder(arch, plain, clock, shape)
-        for shape in builtin.shapes(plain, arch)
-        if shape not in have
-    ]
+    lean = () if held else builtin.shapes(plain, arch)
+    return found + [builtin.Recorder(arch, plain, clock, shape) for shape in lean if shape not in have]
 
 
 def _first_that_fits(
@@ -441,6 +510,7 @@ def _site_map(
     rewriter: Rewriter,
     sites: Sequence[SassTraceSite],
     shared: Mapping[int, int],
+    held: Mapping[int, Held],
     rewritten: Rewritten,
     clock: str,
     fmt: RingFormat,
@@ -455,7 +525,8 @@ def _site_map(
     # The first insertion is the prologue, the exits come after the sites.
     code = dict(zip(recorded, rewritten.sites[1:], strict=False))
     for number, site in enumerate(sites):
-        placed = code[shared.get(number, number)]
+        own = shared.get(number, number)
+        placed, later = code[own], held.get(own)
         pc = site.insert_index * size
         file, line = lines.get(pc, (None, None))
         mapped.append(
@@ -470,9 +541,10 @@ def _site_map(
                 value=site.value,
                 warp_level=site.warp_level,
                 unconditional=site.unconditional,
-                pair=pairs and site.carries_pair(fmt.kind),
+                pair=pairs and later is None and site.carries_pair(fmt.kind),
                 label=site.label,
-                shared_with=shared.get(number),
+                shared_with=shared.get(number) if later is None else later.holder,
+                time_in="time" if later is None else later.word,
             )
         )
     return SiteMap(

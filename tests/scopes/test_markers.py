@@ -165,7 +165,7 @@ def test_the_end_of_one_scope_and_the_start_of_the_next_share_a_record() -> None
     kernel = cubin.get_kerneldef_by_name("hgmma_matmul")
     names = {1: "wait for slot", 2: "issue loads", 3: "wait for data", 4: "multiply"}
     sites, _ = scope_sites(kernel, names, True)
-    planned = plan_trace(cubin, "hgmma_matmul", sites, clock="sm").site_map
+    planned = plan_trace(cubin, "hgmma_matmul", sites, clock="sm", hold=False).site_map
     shared = {
         site.label: planned.sites[site.shared_with].label
         for site in planned.sites

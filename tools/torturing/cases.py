@@ -24,6 +24,8 @@ from gwatch.sass.isa import isa_for
 
 SNIPPETS = 0.25
 """Share of cases that insert random snippets instead of records."""
+SCOPES = 0.35
+"""Share of the others whose sites are as those of scopes: without values, of one level."""
 COUNTS = (1, 2, 3, 4, 8, 12, 16, 24, 32, 48, 64)
 _STATELESS = (
     "LOP3.LUT {a}, {b}, 0xff, RZ, 0xc0, !PT",
@@ -113,6 +115,9 @@ def make_case(
         return Case(cubin, kernel.name, name, snippets=chosen)
     known = written_before(around, places)
     sites = tuple(random_site(rng, kernel, place, known[place]) for place in places)
+    if rng.random() < SCOPES:
+        by_warp = rng.random() < 0.6
+        sites = tuple(SassTraceSite(place, warp_level=by_warp, unconditional=True) for place in places)
     return Case(
         cubin,
         kernel.name,

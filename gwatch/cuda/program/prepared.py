@@ -66,6 +66,7 @@ def _planned(
         "first_feasible",
         True,
         options.ctas,
+        options.timeout is None,
     )
     return Prepared(target, places, plan(target, request, duration_ns or 0.0), request)
 

@@ -75,20 +75,27 @@ def ring_columns(
     raw, headers, _, _ = checked_ring(data, layout, site_map, duration_ns)
     reader = _Reader(raw[: layout.ring_bytes], headers, layout, site_map, duration_ns)
     columns = reader.columns(raw, site_map)
-    return _unshared(columns, SharedRecords(site_map)) if site_map.shares else columns
+    return _unshared(columns, SharedRecords(site_map), reader) if site_map.shares else columns
 
 
-def _unshared(columns: Columns, shared: SharedRecords) -> Columns:
+def _unshared(columns: Columns, shared: SharedRecords, reader: RingReader) -> Columns:
     """One record of each site that shares one."""
     row = columns.warp().astype(np.int64) * LANES + columns.lane()
-    source, sites = shared.sites(columns.site)
+    starts = reader.starts(np.arange(reader.layout.warps))
+    copies = shared.expand(
+        columns.site, columns.time, columns.value, columns.sequence.astype(np.int64), row, starts
+    )
+    value = None
+    if columns.value is not None and columns.site_map.values:
+        value = columns.value[copies.source]
+        value[shared.copies[columns.site][copies.source] > 1] = 0
     return replace(
         columns,
-        site=sites.astype(np.uint8),
-        sequence=shared.sequences(source, columns.sequence.astype(np.int64), row),
-        time=columns.time[source],
-        value=None if columns.value is None else columns.value[source],
-        source=source,
+        site=copies.site.astype(np.uint8),
+        sequence=copies.sequence,
+        time=copies.time,
+        value=value,
+        source=copies.source,
     )
 
 

@@ -74,6 +74,16 @@ def decode_ring(
     decoder = RingReader(raw[: layout.ring_bytes], headers, layout, site_map, duration_ns)
     records = decoder.run(present)
     warnings += decoder.sequence_warnings(duration_ns)
+    shape = (layout.cta_slots, layout.warps_per_cta, LANES)
+    visits = written = decoder.visits.reshape(shape)
+    dropped = np.maximum(visits - layout.format.depth, 0)
+    if site_map.shares:
+        records, more = _unshared(
+            records, SharedRecords(site_map), headers.reshape(shape[:2])["cta"][:, 0], decoder
+        )
+        visits = visits + more.reshape(shape)
+        if dropped.any():
+            warnings.append(SHARED_DROPPED)
     report = None
     if site_map.clock == "anchor" and len(present):
         fit = decoder.fit()
@@ -89,14 +99,6 @@ def decode_ring(
                 f"[anchor-sparse] neighbouring clock pairs are up to {report.gap_max_ns / 1e6:.1f} ms apart; "
                 "the SM clock is taken as steady between them"
             )
-    shape = (layout.cta_slots, layout.warps_per_cta, LANES)
-    visits = written = decoder.visits.reshape(shape)
-    dropped = np.maximum(visits - layout.format.depth, 0)
-    if site_map.shares:
-        records, more = _unshared(records, SharedRecords(site_map), headers.reshape(shape[:2])["cta"][:, 0], layout)
-        visits = visits + more.reshape(shape)
-        if dropped.any():
-            warnings.append(SHARED_DROPPED)
     return Decoded(
         records=records,
         visits=visits,
@@ -110,20 +112,30 @@ def decode_ring(
 
 
 def _unshared(
-    records: npt.NDArray[np.void], shared: SharedRecords, ctas: npt.NDArray[Any], layout: RingLayout
+    records: npt.NDArray[np.void], shared: SharedRecords, ctas: npt.NDArray[Any], reader: RingReader
 ) -> tuple[npt.NDArray[np.void], npt.NDArray[np.int64]]:
     """(one record of each site that shares one, how many more that makes per lane); ``ctas``: the CTA of each slot."""
+    layout = reader.layout
     gx, gy, _ = layout.grid
     x, y, z = records["block"].astype(np.int64).T
     slot = np.zeros(layout.ctas, np.int64)
     slot[ctas] = np.arange(len(ctas))
     row = (slot[x + gx * (y + gy * z)] * layout.warps_per_cta + records["warp"]) * LANES + records["lane"]
-    source, sites = shared.sites(records["site"])
-    out = records[source]
-    out["site"] = sites
-    out["sequence"] = shared.sequences(source, records["sequence"].astype(np.int64), row)
+    copies = shared.expand(
+        records["site"],
+        records["time"],
+        records["value"],
+        records["sequence"].astype(np.int64),
+        row,
+        reader.starts(np.arange(layout.warps)),
+    )
+    out = records[copies.source]
+    out["site"], out["time"], out["sequence"] = copies.site, copies.time, copies.sequence
+    if shared.holds:
+        out["value"][shared.copies[records["site"]][copies.source] > 1] = 0
+        reader.merge_warp_level(out)
     lanes = layout.warps * LANES
-    return out, np.bincount(row[source], minlength=lanes) - np.bincount(row, minlength=lanes)
+    return out, np.bincount(row[copies.source], minlength=lanes) - np.bincount(row, minlength=lanes)
 
 
 def checked_ring(

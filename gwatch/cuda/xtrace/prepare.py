@@ -54,6 +54,8 @@ class Request:
     schedule_prune: bool
     ctas: int | None = None
     """Record this many CTAs, evenly spread, however much memory there is."""
+    hold: bool = True
+    """Whether times may wait in registers for later records: not where the ring is read while the kernel runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +183,7 @@ def plan(target: Target, request: Request, duration_ns: float) -> TracePlan:
         keep=request.keep,
         duration_ns=duration_ns,
         excluded_registers=request.excluded or None,
+        hold=request.hold,
     )
 
 

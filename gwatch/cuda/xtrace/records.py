@@ -7,6 +7,7 @@ numpy passes. Every slot's sequence must be the one its place demands.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,9 @@ from gwatch.cuda.xtrace.clocks import (
     fit_anchor,
 )
 from gwatch.errors import TraceError
+from gwatch.rewrite.held import WORDS
 from gwatch.rewrite.ring import CANARY, LANES, Keep, RecordKind, RingLayout, not_its_own
-from gwatch.rewrite.sitemap import SiteMap
+from gwatch.rewrite.sitemap import TELLS_VISITS, SiteMap
 
 RECORD_DTYPE = np.dtype(
     [
@@ -44,6 +46,7 @@ linear in its CTA, -1 for a warp-level record (``lane`` then is the lane that wa
 MIN_VISIT_CYCLES = 8
 """No lane makes records faster: the record's own instructions take longer to issue."""
 
+_LOW = (1 << 32) - 1
 _BLOCK_SLOTS = 1 << 15
 _MAX_PAIRS = 1 << 19
 _TYPICAL_NS_PER_CYCLE = 0.6
@@ -54,24 +57,108 @@ _EDGE_NS = 10_000.0
 _OPAQUE = np.dtype(("V", RECORD_DTYPE.itemsize))
 
 
+BEFORE_ENTRY = "a record was made before its warp entered, or after the launch's duration"
+
+
+def stale(what: str) -> TraceError:
+    """The error of records that this launch can't have made."""
+    return TraceError(
+        "ring-corrupt",
+        what,
+        "another launch's records are in the ring (it was not zeroed), the launch took longer than told, or its "
+        "warps were moved to another SM",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """(n,) what shared records become: the place of the record that each copy comes from, in their order, its site, its
+    time, and its sequence."""
+
+    source: npt.NDArray[np.int64]
+    site: npt.NDArray[np.int64]
+    time: npt.NDArray[np.int64]
+    sequence: npt.NDArray[np.uint32]
+
+
 class SharedRecords:
     """Makes one record of each site out of a record that several share (``MappedSite.shared_with``)."""
 
     def __init__(self, site_map: SiteMap) -> None:
         count = len(site_map.sites)
         groups: list[list[int]] = [[] for _ in range(count)]
-        for site in sorted(site_map.sites, key=lambda site: (site.index, site.site_id)):
+        order = (*WORDS, "time")
+        for site in sorted(
+            site_map.sites, key=lambda site: (order.index(site.time_in), site.index, site.site_id)
+        ):
             groups[site.site_id if site.shared_with is None else site.shared_with].append(site.site_id)
         self.copies = np.array([len(group) for group in groups], np.int64)
         """(sites,) records that one of each site stands for: 0 where there are none of that site."""
+        self.holds = site_map.holds
+        self._tells_visits = TELLS_VISITS[site_map.clock]
         self._first = np.cumsum(self.copies) - self.copies
         self._members = np.array([site for group in groups for site in group], np.int64)
+        # By how far the word that says a site's time is shifted in the record's value; 64: not there.
+        self._shift = np.array(
+            [64 if site.time_in == "time" else 32 * WORDS.index(site.time_in) for site in site_map.sites],
+            np.uint64,
+        )
+        self._by_warp = np.array([site.warp_level for site in site_map.sites], bool)
 
-    def sites(self, sites: npt.NDArray[Any]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """(place of the record that each copy comes from, site of each copy), in the order of ``sites``.
+    def expand(
+        self,
+        sites: npt.NDArray[Any],
+        times: npt.NDArray[np.int64],
+        values: npt.NDArray[np.uint64] | None,
+        sequence: npt.NDArray[Any],
+        row: npt.NDArray[np.int64],
+        starts: npt.NDArray[np.int64],
+    ) -> Copies:
+        """The copies of records; ``row``: CTA slot, warp and lane that each was made by, as one number; ``starts``:
+        when each warp entered.
 
-        Raises TraceError ``ring-corrupt`` for a site whose record is another's.
+        A time that two lanes of a warp held since the same visit (their groups parted later) is told once; with a clock
+        that doesn't tell visits apart, none parted. Raises
+        TraceError ``ring-corrupt`` for a site whose record is another's, or a time before its warp's entry.
         """
+        source, members = self._sites(sites)
+        found = times[source]
+        if self.holds:
+            assert values is not None
+            shift = self._shift[members]
+            held = np.flatnonzero(shift < 64)
+            low = values[source[held]] >> shift[held] & np.uint64(_LOW)
+            # Held times are less than 2**32 older than their record's: longer launches have other records.
+            found[held] -= found[held] - low.astype(np.int64) & _LOW
+            if (found[held] < starts[row[source[held]] // LANES]).any():
+                raise stale(BEFORE_ENTRY)
+            if self._tells_visits:
+                once = np.ones(len(source), bool)
+                once[self._again(held[self._by_warp[members[held]]], members, found, row[source])] = False
+                source, members, found = source[once], members[once], found[once]
+        return Copies(source, members, found, self._sequences(source, sequence, row))
+
+    @staticmethod
+    def _again(
+        places: npt.NDArray[np.int64],
+        sites: npt.NDArray[np.int64],
+        times: npt.NDArray[np.int64],
+        row: npt.NDArray[np.int64],
+    ) -> npt.NDArray[np.int64]:
+        """Those of ``places`` that say what another of the same warp does."""
+        warp, lane = row[places] // LANES, row[places] % LANES
+        some = np.zeros(int(warp.max(initial=-1)) + 1, np.int64)
+        some[warp] = lane
+        several = np.zeros(len(some), bool)
+        several[warp[some[warp] != lane]] = True
+        places, warp = places[several[warp]], warp[several[warp]]
+        order = np.lexsort((times[places], sites[places], warp))
+        keys = np.stack([warp[order], sites[places][order], times[places][order]])
+        again = (keys[:, 1:] == keys[:, :-1]).all(axis=0)
+        return np.asarray(places[order[1:][again]])
+
+    def _sites(self, sites: npt.NDArray[Any]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """(place of the record that each copy comes from, site of each copy), in the order of ``sites``."""
         copies = self.copies[sites]
         if not copies.all():
             number = int(sites[np.argmin(copies)])
@@ -84,8 +171,9 @@ class SharedRecords:
         nth = np.arange(len(source)) - (np.cumsum(copies) - copies)[source]
         return source, self._members[self._first[sites[source]] + nth]
 
-    def sequences(
-        self, source: npt.NDArray[np.int64], sequence: npt.NDArray[Any], row: npt.NDArray[np.int64]
+    @staticmethod
+    def _sequences(
+        source: npt.NDArray[np.int64], sequence: npt.NDArray[Any], row: npt.NDArray[np.int64]
     ) -> npt.NDArray[np.uint32]:
         """Sequences of the copies, counted anew from the first record kept of each lane (``row``: whose each
         original record is)."""
@@ -140,8 +228,11 @@ class RingReader:
             self.pair[i] = site.pair
             self.pair_in_x[i] = site.pair and site.value_bits == 64
             self.smid_value[i] = site.value == "smid"
-            self.low_mask[i] = 0xFFFFFFFF if site.value_bits else 0
-            self.high_mask[i] = 0xFFFFFFFF if site.value_bits == 64 else 0
+            self.low_mask[i] |= np.uint64(_LOW if site.value_bits else 0)
+            self.high_mask[i] |= np.uint64(_LOW if site.value_bits == 64 else 0)
+            if site.shared_with is not None and site.time_in != "time":
+                # Until the records are told apart, times of other sites are the value.
+                (self.low_mask, self.high_mask)[WORDS.index(site.time_in)][site.shared_with + 1] = _LOW
         self.any_value = bool(self.low_mask.any()) or bool(self.smid_value.any())
         self.pair_cycles: list[npt.NDArray[np.int64]] = []
         self.pair_ns: list[npt.NDArray[np.int64]] = []
@@ -249,13 +340,13 @@ class RingReader:
         if view.ndim == 1:
             back &= row[1:] == row[:-1]
         if back.any():
-            raise self._stale("the times of a lane run backwards")
+            raise stale("the times of a lane run backwards")
         if times.size:
             self.check_span(times - starts, 0, 0)
         if self.any_value:
             view["value"] = self._values(got, site, view["smid"])
         if self.warp_level.any():
-            self._merge_warp_level(out)
+            self.merge_warp_level(out)
 
     def starts(self, warps: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """(n,) times at which ``warps`` entered."""
@@ -270,16 +361,7 @@ class RingReader:
         """
         late = self.longest is not None and int(times.max()) > int(last) + self.longest
         if late or int(times.min()) < int(first):
-            raise self._stale("a record was made before its warp entered, or after the launch's duration")
-
-    @staticmethod
-    def _stale(what: str) -> TraceError:
-        return TraceError(
-            "ring-corrupt",
-            what,
-            "another launch's records are in the ring (it was not zeroed), the launch took longer than told, or its "
-            "warps were moved to another SM",
-        )
+            raise stale(BEFORE_ENTRY)
 
     def _lane_records(self, warps: npt.NDArray[np.int64]) -> npt.NDArray[np.void]:
         """(32 x warps,) a record of each lane with what all its records share."""
@@ -330,7 +412,8 @@ class RingReader:
             value = np.where(self.smid_value[site], smid.astype(np.uint64), value)
         return value
 
-    def _merge_warp_level(self, out: npt.NDArray[np.void]) -> None:
+    @staticmethod
+    def merge_warp_level(out: npt.NDArray[np.void]) -> None:
         """Inside each warp thread-level records stay first; warp-level ones of all lanes go by time."""
         level = out["warp_level"]
         block = out["block"]

@@ -32,7 +32,7 @@ TILE = (128, 256, 64)
 STAGES, WARPGROUP, CONSUMER_WARPS = 4, 128, 8
 THREADS = 3 * WARPGROUP
 NAMES = {1: "wait for slot", 2: "issue loads", 3: "wait for data", 4: "multiply"}
-SHARED = (1, 5)  # the ends of "wait for slot" and "wait for data": two records a scope, by its place in NAMES
+ROLES = {"producer": ((0,), range(4)), "consumer": (range(4, 12), range(4, 8))}  # warps; sites, two a scope of NAMES
 LAUNCHES, WARM = 14, 4
 GROUP = 16  # row tiles that run together, so that they meet B's tiles in the L2 cache
 
@@ -224,13 +224,15 @@ def main() -> dict[str, Any]:
         torch.cuda.synchronize()
         assert torch.equal(c, plain), f"{tier}: outputs differ from the unmarked kernel's"
         per_warp = np.asarray(result["visits"]).sum(axis=2)
-        # On this tier the end of a wait and the start of what follows are one record, two where it is kept.
-        shared = result["records"][np.isin(result["records"]["site"], SHARED if tier == "sass" else ())]
+        # Sites that share a record count once where it is lost.
+        sharing = [site["site_id"] for site in result["sites"] if "shared_with" in site]
+        shared = result["records"][np.isin(result["records"]["site"], sharing)]
         np.subtract.at(per_warp, (shared["block"][:, 0], shared["warp"]), 1)
         wanted = np.zeros_like(per_warp)
-        for cta in range(ctas):
-            steps = k // TILE[2] * -(-(tiles - cta) // ctas)
-            wanted[cta, [0, *range(4, 12)]] = (3 if tier == "sass" else 4) * steps
+        for warps, sites in ROLES.values():
+            for cta in range(ctas):
+                steps = k // TILE[2] * -(-(tiles - cta) // ctas)
+                wanted[cta, list(warps)] = steps * len(set(sites) - set(sharing))
         assert (per_warp == wanted).all(), f"{tier}: {per_warp[0].tolist()} records, not {wanted[0].tolist()}"
         # The first launches of a pass meet a GPU that has cooled down meanwhile.
         slower = [launch["slowdown"]["median"] for launch in result["launches"][WARM:]]
@@ -239,6 +241,7 @@ def main() -> dict[str, Any]:
             "of_launches": [min(slower), max(slower)],
             "pairs": 25 * len(slower),
             "registers": result["registers"],
+            "records_a_step": {role: len(set(sites) - set(sharing)) for role, (_, sites) in ROLES.items()},
         }
     times = interleave(
         {
