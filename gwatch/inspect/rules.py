@@ -167,7 +167,7 @@ def _refuse_modifiers(name: str, modifiers: list[str], rule: str) -> NoReturn:
             raise ParseError("rule-syntax", f"{rule!r}: no architecture has {name} with a modifier {word!r}", hint)
     raise ParseError(
         "rule-syntax",
-        f"{rule!r}: no architecture has {name} with these modifiers in this order",
+        f"{rule!r}: no architecture has {name} with these modifiers together in this order",
         "write them as a listing does, like 'LDG.E.128.CONSTANT'",
     )
 
