@@ -6,7 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
-CONFIGS = [triton.Config({"KEYS": k}, num_warps=w, num_stages=2) for k in (32, 64) for w in (4, 8)]
+# One of them is slower by far, also on a GPU that others use: they differ in their last bits.
+CONFIGS = [triton.Config({"KEYS": k}, num_warps=w, num_stages=2) for k, w in ((64, 4), (16, 1))]
 
 
 @triton.autotune(configs=CONFIGS, key=["length"])
