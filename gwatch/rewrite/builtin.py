@@ -45,20 +45,22 @@ _LANE_BITS = LANES.bit_length() - 1
 class Shape(enum.Enum):
     """What of a thread's state is in general registers: PLAIN ``%off``, ``%base`` and the address' high word; SHARED
     not the high word (``%base`` is the lane's part alone where stores take offsets); LEAN ``%off`` alone, which then
-    has the lane's part in its low bits.
+    has the lane's part in its low bits; GENERAL what PLAIN has and the header's address, which exits need: where calls
+    leave no uniform register alone, or the code names all.
     """
 
     PLAIN = "plain"
+    GENERAL = "general"
     SHARED = "shared"
     LEAN = "lean"
 
 
-def shapes(fmt: RingFormat, arch: Arch) -> tuple[Shape, ...]:
+def shapes(fmt: RingFormat, arch: Arch, clock: str) -> tuple[Shape, ...]:
     """The shapes that records of ``fmt`` may have, the cheapest first: by lane the offset has no bits for a lane, and
     stores that take offsets save the copy of the address' high word wherever its pair doesn't stay."""
     lean = () if fmt.keep is Keep.FIRST or fmt.by_lane else (Shape.LEAN,)
     two = (Shape.SHARED, Shape.PLAIN) if arch.offset_stores else (Shape.PLAIN, Shape.SHARED)
-    return (*two, *lean)
+    return (*two, *lean, *((Shape.GENERAL,) if clock == "anchor" else ()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +92,16 @@ class Recorder:
     @property
     def offsets(self) -> bool:
         """Whether stores add a 32-bit offset to the chunk's address in uniform registers."""
-        return self.shape is not Shape.PLAIN and self.arch.offset_stores
+        return not self.plain and self.arch.offset_stores
+
+    @property
+    def plain(self) -> bool:
+        """Whether a thread keeps its whole address."""
+        return self.shape in (Shape.PLAIN, Shape.GENERAL)
 
     def state_registers(self) -> list[StateRegister]:
         """What the snippets share."""
-        plain, lean = self.shape is Shape.PLAIN, self.shape is Shape.LEAN
+        plain, lean = self.plain, self.shape is Shape.LEAN
         found = [
             StateRegister("rec", record_width(self.fmt, self.clock), "R", ()),
             StateRegister("addr", 1 if self.offsets else 2, "R", (1,) if plain else ()),
@@ -108,7 +115,9 @@ class Recorder:
             uniform.append(("high", 1))
             if lean:
                 uniform.append(("chunk", 1))
-        if self.head:
+        if self.head and self.shape is Shape.GENERAL:
+            found.append(StateRegister("head", 1, "R", (0,)))
+        elif self.head:
             uniform.append(("head", 2 if self.offsets else 1))
         found += [StateRegister(f"held_{word}", 1, "R", (0,)) for word in self.held]
         found += [StateRegister(name, width, "UR", tuple(range(width))) for name, width in uniform]
@@ -173,8 +182,10 @@ def prologue(recorder: Recorder, descriptor: int) -> Snippet:
         constants = f"R2UR %chunk, %ring; R2UR {'%chunk+1' if recorder.offsets else '%high'}, %ring+1"
     else:
         place = f"IMAD %base, %a+1, {fmt.chunk_bytes:#x}, %ring; IMAD %base, %a, {fmt.lane_bytes:#x}, %base"
-        constants = "MOV %addr+1, %ring+1" if shape is Shape.PLAIN else "R2UR %high, %ring+1"
+        constants = "MOV %addr+1, %ring+1" if recorder.plain else "R2UR %high, %ring+1"
     heads = "R2UR %head, %head_at" + ("; R2UR %head+1, %head_at+1" if recorder.offsets else "")
+    if shape is Shape.GENERAL:
+        heads = "MOV %head, %head_at"
     store, load = recorder.opcode("STG.E.EF"), recorder.opcode("LDG.E")
     wide, pair = store.replace("EF", "EF.128"), store.replace("EF", "EF.64")
     second = f"{pair} {recorder.memory('head_at', header['clock_in2'][1])}, %dim"
@@ -230,7 +241,7 @@ def prologue(recorder: Recorder, descriptor: int) -> Snippet:
         {wide} {recorder.memory("head_at")}, %a
         {second if head else ""}
     """
-    high = ("addr",) if shape is Shape.PLAIN else ()
+    high = ("addr",) if recorder.plain else ()
     return Snippet(
         lines,
         registers={"ring": 2, "head_at": 2, "table": 2, "limit": 2, "dim": 2, "dim2": 2, "a": 4, "b": 4},
@@ -316,7 +327,7 @@ def _address(recorder: Recorder, tag: str) -> list[str]:
         # %off has the lane's part of the address where the tag has the site.
         lines.append(f"LOP3.LUT {tag}, %off, {0xFFFFFFFF - low:#x}, RZ, 0xc0, !PT")
         lines.append(f"LOP3.LUT %addr, %off, {fmt.mask | low:#x}, RZ, 0xc0, !PT")
-    if recorder.shape is not Shape.PLAIN and not recorder.offsets:
+    if not recorder.plain and not recorder.offsets:
         lines.append("MOV %addr+1, %high")
     if fmt.by_lane:  # the offset's low bits aren't free
         lines.append(recorder.arch.sum.format(tag, "%off", "{site}"))
@@ -376,7 +387,7 @@ def exit_pair(recorder: Recorder, guarded: bool) -> Snippet:
     if recorder.offsets:
         address, target = "MOV %addr, RZ", f"[%addr.U32+%head+{out}]"
     else:
-        high = "" if recorder.shape is Shape.PLAIN else "; MOV %addr+1, %high"
+        high = "" if recorder.plain else "; MOV %addr+1, %high"
         address, target = f"MOV %addr, %head{high}", recorder.memory("addr", fields["clock_out"][1])
     return Snippet(
         f"""

@@ -368,9 +368,9 @@ def _recorders(
     fmt = replace(fmt, kind=RecordKind.WIDE) if held else fmt
     words = tuple(word for word in WORDS if any(item.word == word for item in held.values()))
     plain = replace(fmt, by_lane=False)
-    found = [builtin.Recorder(arch, fmt, clock, shape, words) for shape in builtin.shapes(fmt, arch)]
+    found = [builtin.Recorder(arch, fmt, clock, shape, words) for shape in builtin.shapes(fmt, arch, clock)]
     have = {recorder.shape for recorder in found}
-    lean = () if held else builtin.shapes(plain, arch)
+    lean = () if held else builtin.shapes(plain, arch, clock)
     return found + [builtin.Recorder(arch, plain, clock, shape) for shape in lean if shape not in have]
 
 

@@ -27,6 +27,19 @@ CASES = {
 }
 
 
+def test_a_call_that_keeps_no_uniform_register_has_the_header_in_a_general_one(corpus_all: list[Path]) -> None:
+    """sm_75's printf; the stubs of kernels that are there for a newer GPU only say so, and end."""
+    (path,) = [item for item in corpus_all if item.stem == "sm_75-xformers-ca0e9d30030b"]
+    cubin = Cubin.from_file(path)
+    stub = min(cubin.get_map_kernel_def().values(), key=lambda kernel: kernel.code.unpadded)
+    (last,) = [index for index, text in enumerate(stub.texts) if text.startswith("EXIT")]
+    sites = [SassTraceSite(0, warp_level=True), SassTraceSite(last, warp_level=True)]
+    assert any(text.startswith("CALL.ABS") for text in stub.texts[:last])
+    plan = plan_trace(cubin, stub, sites, clock="anchor")
+    verify(cubin.data, plan.rewritten)
+    assert plan.rewritten.state["head"].startswith("R") and plan.site_map.pairs_at_exit
+
+
 @pytest.mark.parametrize("stem", CASES)
 def test_records_are_written_as_the_architecture_does_and_proved(corpus_all: list[Path], stem: str) -> None:
     (path,) = [item for item in corpus_all if item.stem == stem]

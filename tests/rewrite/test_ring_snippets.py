@@ -250,7 +250,8 @@ def test_every_visit_is_recorded_by_values_in_local_memory(
     plan = plan_trace(cubin, "matmul", sites, clock="anchor", depth=32 if by_warp else 8)
     assert plan.site_map.format.by_lane is (by_warp and shape is not builtin.Shape.LEAN)
     kept = ["off"] if shape is builtin.Shape.LEAN else ["off", "base"]
-    kept += ["addr+1"] if shape is builtin.Shape.PLAIN else []
+    kept += ["addr+1"] if shape in (builtin.Shape.PLAIN, builtin.Shape.GENERAL) else []
+    kept += ["head"] if shape is builtin.Shape.GENERAL else []
     assert {name for name, place in plan.rewritten.state.items() if place == "local memory"} == set(kept)
     launch = Launch(plan, RingLayout.for_launch(plan.site_map.format, (3, 1, 1), (16, 5, 1)))
     play(launch, seed=3)
