@@ -225,6 +225,11 @@ class Surroundings:
         return self.cubin.get_map_function_def() if self.leaves else {}
 
     @cached_property
+    def function_views(self) -> list[CodeView]:
+        """Their code."""
+        return [CodeView(self.isa, function.words) for function in self.functions.values()]
+
+    @cached_property
     def first_free(self) -> int:
         """The first general register that neither the kernel nor a function it may call names: compilers name none of
         the last two that a count gives, but others might.
@@ -233,7 +238,8 @@ class Surroundings:
             self.kernel.register_count,
             *(function.register_count for function in self.functions.values()),
         ]
-        highest = -1 if self.budgets.changes else max(self.view.named("R", certain=True), default=-1)
+        views = [] if self.budgets.changes else [self.view, *self.function_views]
+        highest = max((number for view in views for number in view.named("R", certain=True)), default=-1)
         return max(0, max(counts) - SPARE, highest + 1)
 
     def named(self, file: str) -> frozenset[int]:
@@ -242,8 +248,7 @@ class Surroundings:
         Raises UnsupportedError ``[word-unknown]`` when a word can't be read.
         """
         out: set[int] = set()
-        views = [self.view, *(CodeView(self.isa, function.words) for function in self.functions.values())]
-        for view in views:
+        for view in (self.view, *self.function_views):
             bad = [index for index in view.incomplete() if not view.facts(index).known]
             if bad:
                 raise UnsupportedError(
@@ -269,8 +274,8 @@ class Surroundings:
         named = self._named_callees()
         outside = self._outside_functions()
         inside = 0
-        for function in self.functions.values():
-            for register in CodeView(self.isa, function.words).named("R"):
+        for view in self.function_views:
+            for register in view.named("R"):
                 inside |= 1 << register
         lost = EVERY_REGISTER
         for file, register in survivors(self.isa.arch):

@@ -1,8 +1,13 @@
 """Register files: aligned groups around exclusions; launch bounds; the count that costs no occupancy."""
 
+from pathlib import Path
+from unittest import mock
+
 import pytest
 
+from gwatch.cuda.binary import Cubin, KernelDef
 from gwatch.errors import RegisterPressureError, UnsupportedError
+from gwatch.rewrite import Rewriter
 from gwatch.rewrite.registers import Allocator, RegisterFile, check_launchable, parse_excluded
 from gwatch.sass.arch import arch_by_name, free_ceiling, occupancy
 
@@ -79,3 +84,16 @@ def test_launch_bounds(before: int, after: int, threads: int | None, fits: bool)
 def test_odd_exclusions_are_refused(excluded: dict[str, list[int]]) -> None:
     with pytest.raises(UnsupportedError, match="excluded-registers"):
         parse_excluded(excluded)
+
+
+@pytest.mark.parametrize("stated", [8, 24, 40])
+def test_registers_that_a_called_function_names_are_not_free_however_low_the_stated_counts(stated: int) -> None:
+    cubin = Cubin.from_file(Path(__file__).parent / "data" / "linked_sm90.cubin")
+    around = Rewriter(cubin, "linked_kernel").surroundings
+    named = [max(view.named("R", certain=True)) for view in (around.view, *around.function_views)]
+    assert named == [21, 21]
+    with (
+        mock.patch.object(KernelDef, "register_count", stated),
+        mock.patch.object(around.view, "named", return_value={3}),
+    ):
+        assert around.first_free == max(22, stated - 2)
