@@ -89,17 +89,44 @@ def test_a_wait_may_stand_between_them_and_its_groups_join_behind_the_first() ->
 
 def test_what_may_join_groups_of_a_warp_keeps_warp_level_sites_apart() -> None:
     """The first in two groups and the second in one: the first's second visit would have no record."""
-    assert held(WAIT, 3, 6) == {} == held(WAIT, 3, 6, by_warp=False)  # a trip of the wait comes by the first alone
+    assert (
+        held(WAIT, 3, 6) == {} == held(WAIT, 3, 6, by_warp=False)
+    )  # a trip of the wait comes by the first alone
     assert held(WAIT, 5, 6) == {} and held(WAIT, 5, 6, by_warp=False) == {5: (6, "x")}
     joins = [*STRAIGHT[:3], "WARPSYNC.ALL", *STRAIGHT[4:]]
     assert held(joins, 1, 5) == {}
     assert held(joins, 1, 5, by_warp=False) == {1: (5, "x")}
-    outside = ["BSSY B0, 0x50", "@P0 BRA 0x40", *["IADD3 R0, R0, 0x1, RZ"] * 2, "BSYNC B0", *STRAIGHT[:2], "EXIT"]
+    outside = [
+        "BSSY B0, 0x50",
+        "@P0 BRA 0x40",
+        *["IADD3 R0, R0, 0x1, RZ"] * 2,
+        "BSYNC B0",
+        *STRAIGHT[:2],
+        "EXIT",
+    ]
     assert held(outside, 4, 6) == {}
     assert held(outside, 4, 6, by_warp=False) == {4: (6, "x")}
     assert held(outside, 0, 5) == {0: (5, "x")}
     other = [line.replace("BSYNC B0", "BSYNC B1") for line in outside]
     assert held(other, 0, 5) == {}
+
+
+def test_barriers_that_leave_lanes_out_or_are_passed_by_keep_warp_level_sites_apart() -> None:
+    """Lanes of two visits may wait for each other at them."""
+    add = "IADD3 R0, R0, 0x1, RZ"
+    opened = ["BSSY B0, 0x70", "@P0 BRA 0x30", add, add, "@P0 BSSY B0, 0x70", add, "BSYNC B0", add, "EXIT"]
+    assert held(opened, 3, 7) == {}  # where P0 is false, the first BSSY still holds
+    opened[4] = "BSSY B0, 0x70"
+    assert held(opened, 3, 7) == {3: (7, "x")}
+    for sync in ("@P0 BSYNC B0", "BSYNC P0, B0"):
+        closed = [add, "BSSY B0, 0x40", add, sync, add, add, "EXIT"]
+        assert held(closed, 0, 5) == {} == held(closed, 0, 5, may_part=False)
+        closed[3] = "BSYNC B0"
+        assert held(closed, 0, 5) == {0: (5, "x")} == held(closed, 0, 5, may_part=False)
+    passed = [add, "BSSY B0, 0x50", add, "@P0 BRA 0x50", "BSYNC B0", add, "@P1 BRA 0x0", "EXIT"]
+    assert held(passed, 0, 5) == {}  # a lane comes by again and meets those that it had left waiting
+    passed[2] = "@P0 BREAK B0"
+    assert held(passed, 0, 5) == {0: (5, "x")}
 
 
 def test_a_clock_that_moves_in_steps_keeps_warp_level_sites_apart_where_groups_may_part() -> None:
@@ -202,7 +229,11 @@ def test_every_visit_is_told_once_at_its_time(
     columns = ring_columns(data, launch.layout, plan.site_map)
     told = zip(columns.warp().tolist(), columns.site.tolist(), columns.time.tolist(), strict=True)
     assert sorted((warp // 2, warp % 2, site, time) for warp, site, time in told) == sorted(wanted)
-    assert (columns.value is None) == by_warp and not np.any(columns.value) and len(columns.lane()) == len(columns)
+    assert (
+        (columns.value is None) == by_warp
+        and not np.any(columns.value)
+        and len(columns.lane()) == len(columns)
+    )
 
 
 def scopes(cubin: Cubin) -> list[SassTraceSite]:
@@ -211,7 +242,12 @@ def scopes(cubin: Cubin) -> list[SassTraceSite]:
 
 def stores(plan: TracePlan) -> int:
     """Stores of all sites' code."""
-    return sum(text.count("STG") for placed in plan.rewritten.sites[1:] for text in placed.texts if "CLOCK" not in text)
+    return sum(
+        text.count("STG")
+        for placed in plan.rewritten.sites[1:]
+        for text in placed.texts
+        if "CLOCK" not in text
+    )
 
 
 def test_two_scopes_a_step_of_a_pipeline_cost_a_store_a_role(cubin: Cubin) -> None:
