@@ -178,6 +178,7 @@ def _check_sharing(found: SiteMap, data: dict[str, Any]) -> None:
         for name, since in _SINCE.items()
     ):
         raise TraceError("site-map", "the site map is damaged: what sites share is not of its version")
+    read_at: dict[tuple[int | None, str], int] = {}
     for site in found.sites:
         if site.shared_with is None and site.time_in == "time":
             continue
@@ -186,7 +187,9 @@ def _check_sharing(found: SiteMap, data: dict[str, Any]) -> None:
         if other is not None and found.format.kind is RecordKind.WIDE:
             words += ["x"] if other.pair else ["x", "y"]
         unlike = other is None or other.warp_level != site.warp_level or {site.value, other.value} != {"none"}
-        if unlike or site.time_in not in words:
+        # A word says one time: sites that name it share the code that reads the clock.
+        place = read_at.setdefault((site.shared_with, site.time_in), site.new_pc)
+        if unlike or site.time_in not in words or (site.time_in != "time" and place != site.new_pc):
             raise TraceError(
                 "site-map",
                 f"the site map is damaged: site {site.site_id} can't share the record of {site.shared_with}",

@@ -51,6 +51,38 @@ def test_maps_with_shared_records_say_so() -> None:
             SiteMap.from_json(damaged)
 
 
+def test_maps_with_held_times_say_which_word_has_whose() -> None:
+    _, last = example().sites
+    plain = replace(last, pair=False, value="none")
+    first, second = (
+        replace(plain, site_id=i, new_pc=512 * i, shared_with=2, time_in="xy"[i]) for i in (0, 1)
+    )
+    holding = replace(example(), sites=(first, second, replace(plain, site_id=2, new_pc=1600)))
+    data = json.loads(json.dumps(holding.to_json()))
+    assert data["version"] == 3 and SiteMap.from_json(data) == holding
+    assert [site.get("time_in") for site in holding.described()] == ["x", "y", None]
+    together = replace(holding, sites=(first, replace(second, time_in="x", new_pc=0), holding.sites[2]))
+    assert SiteMap.from_bytes(together.to_bytes()) == together  # markers alone between them
+    words: list[Any] = ["z", None, 1, ["x"], "y"]
+    holders: list[Any] = [0, 1, 3, -1, None, True, {}]
+    changes: list[tuple[int, dict[str, Any]]] = [
+        *((0, {"time_in": word}) for word in words),
+        *((0, {"shared_with": holder}) for holder in holders),
+        *((number, {"value": "R4"}) for number in (0, 2)),
+        *((number, {"warp_level": False}) for number in (0, 2)),
+        (2, {"time_in": "x"}),
+        (2, {"pair": True}),
+    ]
+    for number, change in changes:
+        damaged = copy.deepcopy(data)
+        damaged["sites"][number].update(change)
+        with pytest.raises(TraceError, match=r"^\[site-map\]"):
+            SiteMap.from_json(damaged)
+    narrow = replace(holding, format=RingFormat(RecordKind.NARROW, 32))
+    with pytest.raises(TraceError, match=r"^\[site-map\]"):
+        SiteMap.from_bytes(narrow.to_bytes())
+
+
 @pytest.mark.parametrize(
     "change",
     [
