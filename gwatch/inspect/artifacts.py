@@ -32,6 +32,8 @@ _BESIDE = (".json", ".ttir", ".ttgir", ".source")
 """What Triton's cache keeps beside a cubin, under the same name."""
 _ZIP = b"PK\x03\x04"
 _EMPTY_ZIP = b"PK\x05\x06"
+_ENCRYPTED = 1
+"""Flag of a zip's member."""
 # What of it is looked through for magic numbers when the content alone does not say what it is.
 _BINARY = (
     ".so",
@@ -155,9 +157,23 @@ def _reader(reader: Reader, path: str, kind: str, depth: int, budget: Budget) ->
     elif suffix in _TEXTS:
         yield from _text(reader, path)
     elif head[:4] == _ELF or head[:2] == _PE or head[:8] == _AR or suffix in _BINARY or ".so." in path:
-        yield from _binary(reader, path)
+        yield from _binary(reader, path, depth, budget)
+    elif _ends_in_zip(reader):
+        yield from _zip(reader, path, depth, budget)
     else:
         yield Skipped(path, "not a cubin, library, archive or kernel source")
+
+
+def _ends_in_zip(reader: Reader) -> bool:
+    """Whether an archive lies behind other bytes, as in programs that unpack themselves and in Python's zipapps."""
+    import zipfile
+
+    if not zipfile.is_zipfile(reader.stream):
+        return False
+    try:  # a program that reads archives holds their magic numbers, too
+        return bool(zipfile.ZipFile(reader.stream).infolist())
+    except (zipfile.BadZipFile, OSError, ValueError):
+        return False
 
 
 def _text(reader: Reader, path: str) -> Iterator[Item]:
@@ -167,7 +183,7 @@ def _text(reader: Reader, path: str) -> Iterator[Item]:
         yield Text(path, reader.read(0, reader.size).decode("utf-8", "replace"))
 
 
-def _binary(reader: Reader, path: str) -> Iterator[Item]:
+def _binary(reader: Reader, path: str, depth: int, budget: Budget) -> Iterator[Item]:
     anything = False
     symbols: dict[int, str] | None = None
     for found in scan(reader):
@@ -182,6 +198,8 @@ def _binary(reader: Reader, path: str) -> Iterator[Item]:
             yield Skipped(where, f"{found.what}: {found.reason}", found.unread)
     if is_cut_off(reader):
         yield Skipped(path, "it is cut off: its headers place bytes behind its end", True)
+    elif _ends_in_zip(reader):
+        yield from _zip(reader, path, depth, budget)
     elif not anything:
         yield Skipped(path, "no cubin and no fat binary inside")
 
@@ -210,6 +228,10 @@ def _member(
 ) -> Iterator[Item]:
     import zipfile
 
+    budget.admit(member.file_size)
+    if member.flag_bits & _ENCRYPTED:
+        yield Skipped(path, "it is encrypted", True)
+        return
     try:
         with archive.open(member) as stream:
             inner = Reader.spooled(stream, path, budget)

@@ -44,7 +44,7 @@ class Cause:
         return {"name": self.name, "argument": self.argument, "text": self.text}
 
 
-_CHASE = Cause("chase", "", "the address is read from memory in the iteration before: a pointer chase")
+_CHASE = Cause("chase", "", "the address comes from what the iteration before read from memory: a pointer chase")
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,7 +379,7 @@ class _Group:
             if total < FULL_BYTES and step <= total:
                 return Cause(
                     "dtype", self._name,
-                    f"a thread has only {self._unit(total)} bytes in a row there: {could}, but {needed}",
+                    f"a thread has only {self._unit(total)} in a row there: {could}, but {needed}",
                 )  # fmt: skip
             return Cause("stride", self._name, f"{could}, but {needed}")
         return Cause("unknown", self._name, f"{could}, but part of the address is computed in a way not followed")
@@ -446,7 +446,7 @@ class _Group:
             return None
         return Cause(
             "loop", self._name,
-            f"each iteration takes the {self._unit(_together(run))} bytes behind the last one's, from a place on that "
+            f"each iteration takes the {self._unit(_together(run))} behind the last one's, from a place on that "
             "was read from memory: the loop isn't unrolled",
         )  # fmt: skip
 
@@ -469,11 +469,15 @@ class _Group:
     def _strides(self, place: Place, run: list[Place]) -> Cause | None:
         around, total = self.around, _together(run)
         for other in self._kinds(place):  # places of one thread that an argument's value sets apart
-            for atom, _ in (other.form - place.form).terms:
+            apart = (other.form - place.form).terms
+            for atom, _ in apart:
                 part = around.sums.atoms[atom]
                 numbers = around.numbers(part.parameters) if part.kind is Kind.PARAMETER else around.factors(part)
-                if numbers:
+                if numbers and len(apart) == 1:
                     return self._strided(numbers[0], "the thread's places there")
+                if numbers:
+                    name = around.arguments[numbers[0]].name
+                    return Cause("stride", name, f"how far the thread's places there are apart depends on {name}")
         runtime = [(part, numbers) for part, _ in self._parts(place) if (numbers := around.factors(part))]
         inner = max((part.loop for part, _ in self._parts(place)), default=-1)
         for part, numbers in runtime:
@@ -481,10 +485,10 @@ class _Group:
                 return self._strided(numbers[0], "elements of successive iterations")
         starts = self._starts(place)
         if len(starts) > 1:
-            apart = min(second - first for first, second in itertools.pairwise(starts))
+            least = min(second - first for first, second in itertools.pairwise(starts))
             return Cause(
                 "stride", self._name,
-                f"the thread's {len(starts)} places there are {apart:#x} bytes apart, each {self._unit(total)} bytes",
+                f"the thread's {len(starts)} places there are {least:#x} bytes apart, each {self._unit(total)}",
             )  # fmt: skip
         steps = [self._step(atom, factor) for atom, factor in self._regular(place, threads=True)]
         rounds = [self._step(atom, factor) for atom, factor in self._regular(place, threads=False)]
@@ -496,17 +500,17 @@ class _Group:
         if any(step <= total for step in rounds):
             return Cause(
                 "loop", self._name,
-                f"each iteration takes the {self._unit(total)} bytes behind the last one's: the loop isn't unrolled",
+                f"each iteration takes the {self._unit(total)} behind the last one's: the loop isn't unrolled",
             )  # fmt: skip
         if steps:
             return Cause(
                 "stride", self._name,
-                f"elements of neighbouring threads are {min(steps):#x} bytes apart, each {self._unit(total)} bytes",
+                f"elements of neighbouring threads are {min(steps):#x} bytes apart, each {self._unit(total)}",
             )  # fmt: skip
         if rounds:
             return Cause(
                 "stride", self._name,
-                f"elements of successive iterations are {min(rounds):#x} bytes apart, each {self._unit(total)} bytes",
+                f"elements of successive iterations are {min(rounds):#x} bytes apart, each {self._unit(total)}",
             )  # fmt: skip
         return None
 
@@ -528,7 +532,7 @@ class _Group:
         if any(self.around.order.on_one_way(place, other) and self._is_unrelated(place, other) for other in others):
             return Cause(
                 "unknown", self._name,
-                f"a thread has only {self._unit(total)} bytes in a row there, but its other places may be anywhere",
+                f"a thread has only {self._unit(total)} in a row there, but its other places may be anywhere",
             )  # fmt: skip
         parts = list(self._parts(place))
         steps = [self._step(atom, factor) for atom, factor in self._regular(place, threads=True)]
@@ -538,7 +542,7 @@ class _Group:
                 varying = any(part.per_thread or part.iterates for part, _ in parts)
                 shared = "" if varying else ", the same for all threads"
                 return Cause(
-                    "dtype", self._name, f"a thread has only {self._unit(total)} bytes in a row there{shared}"
+                    "dtype", self._name, f"a thread has only {self._unit(total)} in a row there{shared}"
                 )
         return Cause("unknown", self._name, "neither arguments nor address arithmetic show why")
 
@@ -608,7 +612,8 @@ class _Group:
 
     def _unit(self, total: int) -> str:
         size = self.pointer.element_bytes if self.pointer is not None else None
-        return f"{total // size} × {size}" if size and total % size == 0 else f"{total}"
+        count, unit = (f"{total // size} × ", size) if size and total % size == 0 else ("", total)
+        return f"{count}{unit} byte{'s' * (unit != 1)}"
 
     def _at(self, index: int) -> str:
         return f"{index * self.around.order.code.arch.instruction_size:#06x}"

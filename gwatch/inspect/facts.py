@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
 
 from gwatch.cuda.binary import KernelDef, nvinfo
 from gwatch.cuda.binary.nvinfo import Attr
 from gwatch.inspect.loops import Loop
+from gwatch.inspect.opcodes import Access
 from gwatch.inspect.tally import Tally
 from gwatch.inspect.view import CubinView
 from gwatch.sass.arch import Arch, declared_shared, occupancy
@@ -30,8 +33,7 @@ class MemoryUse:
     count: int
 
 
-@dataclass(frozen=True, slots=True)
-class Occupancy:
+class Occupancy(NamedTuple):
     """CTAs and warps per SM for a block of ``threads``; ``basis`` says where that number comes from (launch,
     required, bound, assumed). Dynamic shared memory is counted when the launch is known."""
 
@@ -42,8 +44,7 @@ class Occupancy:
     fraction: float
 
 
-@dataclass(frozen=True, slots=True)
-class Resources:
+class Resources(NamedTuple):
     """What a launch needs, in bytes (registers: a thread's); read from attributes and section sizes alone. These are
     the numbers of ``cuobjdump -res-usage``. ``stack`` is MIN_STACK_SIZE, the kernel with its callees; ``frame``
     FRAME_SIZE, the function alone (old compilers state it also where they state no stack)."""
@@ -56,8 +57,7 @@ class Resources:
     constants: tuple[tuple[int, int], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class CodeFacts:
+class CodeFacts(NamedTuple):
     """What only the instructions say. ``spills`` are local loads and stores: exactly the compiler's spill code when
     ``spills_exact``, else every access to a fixed stack slot."""
 
@@ -84,8 +84,7 @@ class CodeFacts:
         return wide / total if total else None
 
 
-@dataclass(frozen=True, slots=True)
-class KernelFacts:
+class KernelFacts(NamedTuple):
     """A kernel or device function: what its attributes state and, unless only that was asked for, what its ``code``
     says. ``code_bytes`` count padding too."""
 
@@ -168,7 +167,7 @@ def code_facts(view: CubinView, kernel: KernelDef) -> CodeFacts:
         used.append((name, count))
         mix[unit] = mix.get(unit, 0) + count
         if access is not None:
-            memory.append(MemoryUse(name, access.space, access.action, access.bits, access.modifiers, count))
+            memory.append(_memory_use(access, count))
         if unit == "tensor":
             tensor.append((name, count))
         elif unit == "tma":
@@ -188,6 +187,11 @@ def code_facts(view: CubinView, kernel: KernelDef) -> CodeFacts:
         loops=tally.loops[section],
         engine=tally.code.engine,
     )
+
+
+@lru_cache(maxsize=1 << 13)
+def _memory_use(access: Access, count: int) -> MemoryUse:
+    return MemoryUse(access.opcode, access.space, access.action, access.bits, access.modifiers, count)
 
 
 def _scalar(view: CubinView, kernel: KernelDef, code: Attr) -> int | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,8 +20,7 @@ _INDIRECT = ("BRX", "BRXU", "JMX", "JMXU")
 ENDS = ("EXIT", "RET", "KILL", "RTT", "PRET")
 
 
-@dataclass(frozen=True, slots=True)
-class Loop:
+class Loop(NamedTuple):
     """``start`` (byte address of the header), ``latch`` (address of the last branch back to it), nesting
     ``depth`` from 1, and ``ranges``: (first, last) instruction indices of its body, both inclusive."""
 
@@ -40,8 +39,7 @@ class Loop:
         return [index for first, last in self.ranges for index in range(first, last + 1)]
 
 
-@dataclass(frozen=True, slots=True)
-class Blocks:
+class Blocks(NamedTuple):
     """Basic blocks of a section: ``ranges`` (first instruction, one past the last), and for each block the
     numbers of those that may run ``after`` and ``before`` it."""
 

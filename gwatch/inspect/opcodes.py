@@ -6,8 +6,8 @@ Names and groups follow the instruction-set tables of NVIDIA's binary-utilities 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 _UNITS: dict[str, str] = {
     "tensor": "HMMA IMMA DMMA BMMA HGMMA IGMMA QGMMA BGMMA QMMA OMMA UTCHMMA UTCIMMA UTCQMMA UTCOMMA UTCMXQMMA",
@@ -73,8 +73,7 @@ _MATRIX = re.compile(r"(?:[MT]T?88|MT?168|M816)")
 _TENSOR = re.compile(r"U?T?C?[A-Z]*MMA")
 
 
-@dataclass(frozen=True, slots=True)
-class Access:
+class Access(NamedTuple):
     """A memory instruction's opcode: ``space``, ``action`` (load, store, atomic, copy to shared), ``bits`` per
     thread, and the remaining modifiers (cache and ordering) in the order written."""
 

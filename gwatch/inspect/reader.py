@@ -37,11 +37,19 @@ class Budget:
         """Count ``count`` bytes. Raises CubinError [archive-bomb] when they are too many."""
         self.left -= count
         if self.left < 0:
-            raise CubinError(
-                ARCHIVE_BOMB,
-                f"{self.name} unpacks to more than {self.limit} bytes, {_RATIO} times its size",
-                "unpack it yourself if it is what it should be",
-            )
+            raise self._bomb("unpacks")
+
+    def admit(self, count: int) -> None:
+        """Raises CubinError [archive-bomb] where a member that says it has ``count`` bytes can't be unpacked."""
+        if count > self.left:
+            raise self._bomb("says that it unpacks")
+
+    def _bomb(self, does: str) -> CubinError:
+        return CubinError(
+            ARCHIVE_BOMB,
+            f"{self.name} {does} to more than {self.limit} bytes, {_RATIO} times its size",
+            "unpack it yourself if it is what it should be",
+        )
 
 
 class Reader:

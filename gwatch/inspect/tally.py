@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import itertools
 import re
-from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,8 +21,7 @@ _STACK_SLOT = re.compile(r"\[R1(?:\+-?0x[0-9a-f]+)?\]")
 Indirect = dict[int, tuple[int, ...]]
 
 
-@dataclass(frozen=True, slots=True)
-class Opcode:
+class Opcode(NamedTuple):
     """An opcode with modifiers, what runs it and what it accesses."""
 
     name: str

@@ -211,7 +211,8 @@ def _vector(kernel: KernelReport) -> Iterator[str]:
         assert first.cause is not None
         others = len({member.cause.text for member in members if member.cause is not None}) - 1
         more = f"; {others} more group{'s' * (others > 1)} alike (--json)" if others else ""
-        yield f"    {len(members)} narrow {action}{'s' * (len(members) > 1)} ({name}): {first.cause.text}{more}"
+        many = f"copies{action.removeprefix('copy')}" if action.startswith("copy") else f"{action}s"
+        yield f"    {len(members)} narrow {many if len(members) > 1 else action} ({name}): {first.cause.text}{more}"
 
 
 def _launch(found: Vectorization) -> str:

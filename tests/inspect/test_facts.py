@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -198,7 +197,7 @@ def test_resources_alone_are_the_same_numbers_and_read_no_code(monkeypatch: pyte
     monkeypatch.setattr(CubinView, "code", lambda *_: pytest.fail("code was read"))
     view = CubinView.of(path.read_bytes())
     for kernel in view.kernels:
-        assert kernel_facts(view, kernel, read_code=False) == replace(whole[kernel.name], code=None)
+        assert kernel_facts(view, kernel, read_code=False) == whole[kernel.name]._replace(code=None)
 
 
 def test_accesses_of_256_bits() -> None:

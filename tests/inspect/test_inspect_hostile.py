@@ -115,6 +115,43 @@ def test_an_archive_made_to_fill_disks_is_refused(
     assert any(isinstance(item, Skipped) and "[archive-bomb]" in item.reason for item in found)
 
 
+def test_an_archive_that_says_it_fills_disks_is_not_unpacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gwatch.inspect.reader._LEAST", 1 << 20)
+    data = bytearray(zipped({"k.cubin": COPY_CUBIN}))
+    struct.pack_into("<I", data, data.find(b"PK\1\2") + 24, 1 << 30)
+    path = tmp_path / "x.whl"
+    path.write_bytes(data)
+    with pytest.raises(CubinError, match=r"\[archive-bomb\] .* says that it unpacks to more than"):
+        list(open_artifact(path))
+
+
+def test_an_encrypted_member_is_named(tmp_path: Path) -> None:
+    data = bytearray(zipped({"k.cubin": COPY_CUBIN, "l.cubin": COPY_CUBIN}))
+    data[data.find(b"PK\1\2") + 8] |= 1
+    path = tmp_path / "x.whl"
+    path.write_bytes(data)
+    assert list(open_artifact(path)) == [
+        Skipped(f"{path}!k.cubin", "it is encrypted", True), Image(f"{path}!l.cubin", "member", COPY_CUBIN)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("front", [b"#!/usr/bin/env python3\n", b"MZ" + bytes(998), host_elf(COPY_CUBIN)])
+def test_an_archive_behind_other_bytes_is_opened(tmp_path: Path, front: bytes) -> None:
+    path = tmp_path / "x.pyz"
+    path.write_bytes(front + zipped({"k.cubin": COPY_CUBIN}))
+    found = [item.path for item in open_artifact(path) if isinstance(item, Image)]
+    assert found[-1] == f"{path}!k.cubin" and len(found) == 1 + (COPY_CUBIN in front)
+
+
+def test_the_magic_of_an_archive_in_a_library_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "x.so"
+    for tail in (b"PK\5\6" + bytes(40), b"PK\5\6" + b"\1" * 40, b"PK\5\6"):
+        path.write_bytes(host_elf(b"") + tail)
+        assert list(open_artifact(path)) == [Skipped(str(path), "no cubin and no fat binary inside")]
+
+
 def claiming(packing: str, stated: int) -> bytes:
     """A fat binary whose one member states this size unpacked."""
     data = bytearray(fatbin([(90, COPY_CUBIN, packing)]))

@@ -199,8 +199,8 @@ def test_the_report_follows_its_schema_whatever_the_causes() -> None:
         ("stride_five", ["neighbouring threads start 20 bytes apart, and one of 128 bits must", "multiple of 16"]),
         ("dtype_triple", ["only 12 bytes in a row there", "start 12 bytes apart, and one of 64 bits must", "of 8"]),
         ("dtype_uniform", ["the same for all threads"]),
-        ("chase_list", ["the address is read from memory in the iteration before: a pointer chase"]),
-        ("chase_wide", ["could be one of 128 bits, but the address is read from memory in the iteration before"]),
+        ("chase_list", ["the address comes from what the iteration before read from memory: a pointer chase"]),
+        ("chase_wide", ["could be one of 128 bits, but the address comes from what the iteration before read"]),
         ("loop_rows", ["the 4 bytes behind the last one's, from a place on that was read from memory"]),
     ],
 )

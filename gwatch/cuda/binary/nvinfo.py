@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
 from enum import IntEnum
+from typing import NamedTuple
 
 from gwatch.errors import CubinError, UnsupportedError
+
+_HEAD = struct.Struct("<BBH")
 
 
 class Attr(IntEnum):
@@ -82,8 +84,7 @@ class Attr(IntEnum):
     NVSAL_SW_WAR = 0x6B
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
+class Shape(NamedTuple):
     """Payload layout of an offset-holding attribute: entries of ``stride`` words, the offset in word
     ``column``."""
 
@@ -132,8 +133,7 @@ _SCALARS = frozenset(
 samples."""
 
 
-@dataclass(frozen=True, slots=True)
-class Attribute:
+class Attribute(NamedTuple):
     """One record. ``value`` is the inline 16 bits (formats 1 to 3); ``payload`` the bytes of format 4."""
 
     format: int
@@ -166,11 +166,10 @@ class Attribute:
                 "nvinfo-shape", f"attribute {self.name}: {len(values)} words exceed the record's 64 KiB"
             )
         payload = struct.pack(f"<{len(values)}I", *values)
-        return replace(self, value=len(payload), payload=payload)
+        return self._replace(value=len(payload), payload=payload)
 
 
-@dataclass(frozen=True, slots=True)
-class IndirectBranch:
+class IndirectBranch(NamedTuple):
     """One jump-table record: byte offsets of the branch and of all its targets."""
 
     branch: int
@@ -178,8 +177,7 @@ class IndirectBranch:
     targets: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Parameter:
+class Parameter(NamedTuple):
     """One kernel parameter: position in the signature, byte offset in the parameter area, byte size."""
 
     ordinal: int
@@ -194,7 +192,7 @@ def parse(data: bytes, where: str = ".nv.info") -> tuple[Attribute, ...]:
     while at < len(data):
         if at + 4 > len(data):
             raise CubinError("nvinfo-truncated", f"{where}: {len(data) - at} stray bytes at {at:#x}")
-        form, code, value = struct.unpack_from("<BBH", data, at)
+        form, code, value = _HEAD.unpack_from(data, at)
         at += 4
         if form not in (1, 2, 3, 4):
             raise CubinError("nvinfo-format", f"{where}: record at {at - 4:#x} has format {form}")
@@ -212,7 +210,7 @@ def parse(data: bytes, where: str = ".nv.info") -> tuple[Attribute, ...]:
 
 def serialize(attributes: Iterable[Attribute]) -> bytes:
     """The bytes of a section; ``serialize(parse(data)) == data``."""
-    return b"".join(struct.pack("<BBH", a.format, a.code, a.value) + a.payload for a in attributes)
+    return b"".join(_HEAD.pack(a.format, a.code, a.value) + a.payload for a in attributes)
 
 
 def first(attributes: Iterable[Attribute], code: int) -> Attribute | None:

@@ -14,7 +14,6 @@ anything is written. See README.md of this folder for the table of holders.
 from __future__ import annotations
 
 import struct
-from dataclasses import replace
 
 import numpy as np
 
@@ -186,7 +185,7 @@ class _Mover:
         ):
             # Never below REGCOUNT in compiler output (5,700 kernels looked at): keep it so.
             self.moved.add("MAXREG_COUNT")
-            return replace(attribute, value=count)
+            return attribute._replace(value=count)
         return attribute
 
     def _move_tables(self) -> None:
