@@ -195,6 +195,7 @@ def test_per_sm_clock_is_told_in_cycles_from_zero():
     ({"occupancy": {"before": 8, "after": 6, "needed": 7}}, "no", "occupancy fell from 8 to 6"),
     ({"occupancy": {"before": 8, "after": 6, "needed": 6}}, "yes", None),
     ({"dropped": 12}, "no", "12 records"),
+    ({"dropped": 12, "warnings": ["[dropped-shared] one counts once"]}, "no", "at least 12 records (at least 1."),
     ({"outputs": "differ", "outputs_detail": ["c: 3 of 64 bytes differ from both plain passes"]}, "no",
      "c: 3 of 64 bytes"),
 ])

@@ -218,7 +218,8 @@ class Run:
         regions = tables.region_stats(self.regions, self.paired[1])
         rows = self.trace.rows
         return judge(self.evidence, len(self.trace), regions, int((rows.dropped > 0).sum()), len(rows),
-                     self._depth_needed(), self._apart(), self._steps_back())
+                     self._depth_needed(), self._apart(), self._steps_back(),
+                     any(warning.startswith("[dropped-shared]") for warning in self.warnings))
 
     def _steps_back(self) -> tuple[int, str]:
         """How many records lie before the one that their row, or their lane of it, made ahead of them, and how far the

@@ -33,11 +33,12 @@ class Verdict:
 
 def judge(evidence: Mapping[str, Any], n_records: int, region_stats: Sequence[Mapping[str, Any]],
           rows_with_drops: int, n_rows: int, depth_needed: int | None = None,
-          apart: Collection[str] = (), steps_back: tuple[int, str] = (0, "")) -> Verdict:
+          apart: Collection[str] = (), steps_back: tuple[int, str] = (0, ""), lost_more: bool = False) -> Verdict:
     """Verdict over ``evidence`` (keys outputs, outputs_detail, dropped, slowdown, cost_per_record, registers,
     occupancy); ``depth_needed`` is the record budget per thread that would have kept everything, if known;
     ``apart`` are the labels of regions whose two sites never record in one row; ``steps_back`` says how many records
-    have an earlier time than the one ahead of them, and by how much at most.
+    have an earlier time than the one ahead of them, and by how much at most; ``lost_more``: whether a dropped
+    one may have been the record of several sites.
     """
     against: list[str] = []
     missing: list[str] = []
@@ -50,7 +51,8 @@ def judge(evidence: Mapping[str, Any], n_records: int, region_stats: Sequence[Ma
         share = dropped / (dropped + n_records)
         rows = f" in {rows_with_drops} of {n_rows} rows" if rows_with_drops else ""
         cure = f"; a depth of {depth_needed} (--depth, sass_per_thread_records) keeps all" if depth_needed else ""
-        against.append(f"{dropped} records ({share:.1%}){rows} were dropped: totals are incomplete{cure}")
+        least = "at least " if lost_more else ""
+        against.append(f"{least}{dropped} records ({least}{share:.1%}){rows} were dropped: totals are incomplete{cure}")
     elif evidence.get("dropped") is None:
         missing.append("drops not counted")
     parts.append(_slowdown(evidence.get("slowdown"), against, missing))
