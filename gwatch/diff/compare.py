@@ -85,8 +85,8 @@ def compare_code(first: Sequence[Item], second: Sequence[Item]) -> CodeDiff:
     deleted = [x for x in range(len(first)) if x not in where]
     inserted = [y for y in range(len(second)) if y not in taken]
     moved: dict[int, int] = {}
-    bodies = [item.body for item in first], [item.body for item in second]
-    for x, y, length in moved_runs(bodies[0], bodies[1], deleted, inserted):
+    lines = [(item.body, item.word) for item in first], [(item.body, item.word) for item in second]
+    for x, y, length in moved_runs(*lines, deleted, inserted):
         moved.update({y + k: x + k for k in range(length)})
     gone = set(moved.values())
     changed = _replaced(
@@ -193,7 +193,7 @@ def _fate(one: Item, other: Item, replaced: bool, places: _Places) -> Fate:
         return Fate.CHANGED
     if one.registers != other.registers:
         return Fate.REGISTERS
-    if one.word != other.word and one.text == other.text:
+    if one.word != other.word and one.body == other.body:
         return Fate.CHANGED  # in an operand that listings hide
     if one.control != other.control:
         return Fate.CONTROL

@@ -134,7 +134,7 @@ def _listing(kernel: KernelDiff, context: int) -> Iterator[str]:
         other = None if step.second is None else kernel.items[1][step.second]
         places = f"{_place(step.first)} {_place(step.second)}"
         if one is not None and other is not None and step.fate in _BOTH:
-            hidden = one.text == other.text and step.fate is Fate.CHANGED
+            hidden = one.body == other.body and step.fate is Fate.CHANGED
             yield f"{mark} {places}  {one.text}{f' (word {one.word:#x})' if hidden else ''}"
             yield f"{mark} {'':13}  → {other.text}{f' (word {other.word:#x})' if hidden else ''}"
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -103,6 +104,19 @@ def test_a_moved_block_is_reported_as_moved(start: int, length: int, target: int
         assert x is not None
         assert y is not None
         assert LINES[x] == second[y]
+
+
+def test_a_hidden_bit_is_told_where_the_target_or_the_line_moved() -> None:
+    ahead = [item(line) for line in LINES[:6]]
+    branch = replace(item("BRA →", target=2), text="BRA 0x20", word=1)
+    away = replace(branch, target=3, text="BRA 0x30")
+    pushed = [item("NOP"), *ahead]
+    assert compare_code([*ahead, branch], [*pushed, away]).counts[Fate.TARGET] == 1
+    found = compare_code([*ahead, branch], [*pushed, replace(away, word=3)]).counts
+    assert found.get(Fate.CHANGED) == 1 and Fate.TARGET not in found
+    odd = replace(item("FADD R90, R91, R92"), word=1)
+    assert compare_code([odd, *ahead], [*ahead, odd]).counts[Fate.MOVED] == 1
+    assert Fate.MOVED not in compare_code([odd, *ahead], [*ahead, replace(odd, word=3)]).counts
 
 
 def test_control_words_alone() -> None:

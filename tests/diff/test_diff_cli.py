@@ -15,6 +15,7 @@ from gwatch.cli.main import main
 from gwatch.cli.schema import schema_text
 from gwatch.cuda.binary import Cubin, nvinfo
 from gwatch.cuda.binary.nvinfo import Attr
+from gwatch.sass.isa import isa_for
 
 FIXTURES = Path(__file__).resolve().parent.parent / "inspect" / "fixtures"
 ALIGNED, NARROW = str(FIXTURES / "triton/aligned.cubin"), str(FIXTURES / "triton/in_unaligned.cubin")
@@ -153,6 +154,29 @@ def test_an_operand_that_listings_hide_is_a_difference(capsys: pytest.CaptureFix
     rows = [line for line in capsys.readouterr().out.splitlines() if "(word 0x" in line]
     assert len(rows) == 2
     assert rows[0].startswith(f"! {index * 16:#06x} {index * 16:#06x}  STG")
+
+
+def test_bits_of_a_branch_that_listings_hide_are_a_difference(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = FIXTURES / "narrow_sm_90.cubin"
+    cubin = Cubin.from_file(path)
+    kernel = cubin.get_kerneldef_by_name("tail")
+    index = next(i for i, text in enumerate(kernel.texts) if "BRA" in text)
+    place = kernel.section.offset + 16 * index
+    word = int.from_bytes(cubin.data[place : place + 16], "little")
+    isa = isa_for(cubin.arch)
+    hidden = next(
+        bit for bit in range(64, 105)
+        if isa.decode(word ^ 1 << bit).canonical == isa.decode(word).canonical
+    )  # fmt: skip
+    data = bytearray(cubin.data)
+    data[place : place + 16] = (word ^ 1 << hidden).to_bytes(16, "little")
+    other = tmp_path / "other.cubin"
+    other.write_bytes(data)
+    assert main(["diff", str(path), str(other), "--kernel", "^tail$", "--exit-code"]) == 1
+    rows = [line for line in capsys.readouterr().out.splitlines() if "(word 0x" in line]
+    assert len(rows) == 2 and "BRA" in rows[0]
 
 
 def test_quiet_means_no_output(capsys: pytest.CaptureFixture[str]) -> None:
