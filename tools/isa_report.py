@@ -9,6 +9,7 @@ with nvdisasm's letter by letter. Then two texts are encoded and the word compar
 also shows what nvdisasm hides, and nvdisasm's own.
 
 exact      the same word                            refused    by name
+another's  nvdisasm's text of this word is another's canonical text (sm_80-89: a cache policy of its own)
 ambiguous  several words have this text: refused    wrong      another word (the build fails on one)
 by rule    exact, with bits that no text shows taken from compiler words of another shape, which all agree
 
@@ -126,8 +127,9 @@ class Comparison:
             self.counts[f"{prefix}exact"] += 1
             self.counts[f"{prefix}by rule"] += not self.isa.seen_in_compiler_code(word)
             return "exact"
-        self.note(f"{prefix}wrong", text, word, f"{made:032x}")
-        return "wrong"
+        kind = "another's" if prefix and self.isa.decode(made, PC).canonical == text else "wrong"
+        self.note(f"{prefix}{kind}", text, word, f"{made:032x}")
+        return kind
 
 
 def mutate(words: Words, count: int, seed: int) -> list[int]:

@@ -17,6 +17,7 @@ import resource
 import sys
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from functools import partial
 from itertools import chain, product
 from pathlib import Path
@@ -57,6 +58,15 @@ def family_of(arch: Arch, names: list[str] | None, use_cache: bool) -> list[Prob
     return found
 
 
+def spelled_apart(arch: Arch, probers: Sequence[Prober]) -> list[str]:
+    """One target per other SM number of the family for which compilers spell something else than for ``arch``."""
+    first: dict[int, Arch] = {}
+    for prober in probers:
+        other = arch_by_name(prober.arch)
+        first.setdefault(other.number, other)
+    return [other.name for other in first.values() if other.minimum != arch.minimum]
+
+
 def main() -> int:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -69,7 +79,8 @@ def main() -> int:
     parser.add_argument("--per-key", type=int, default=80, help="guesses per key and round (default 80)")
     parser.add_argument("--real-keys-only", action="store_true", help="learn only opcodes that compilers use")
     parser.add_argument("--no-own-sources", action="store_true", help="leave out our own PTX")
-    parser.add_argument("--own", action="append", default=[], help="compile our own PTX for this target, too")
+    parser.add_argument("--own", action="append", metavar="ARCH", help="compile our own PTX for this target, too "
+                        "(default: for one of each SM number whose compilers spell minima differently)")
     parser.add_argument("--no-effects", action="store_true", help="leave out reads and writes")
     parser.add_argument("--no-cache", dest="cache", action="store_false", help="ask and compile everything anew")
     parser.add_argument("-o", "--output", type=Path, help="table file (default: isa/<table>.jsonl)")
@@ -103,7 +114,10 @@ def main() -> int:
     own: set[int] = set()
     of_own: dict[str, set[int]] = defaultdict(set)
     if not options.no_own_sources:
-        for name, (kernels, how) in product([arch.name, *options.own], groups()):
+        others = spelled_apart(arch, probers) if options.own is None else options.own
+        featured = [p.arch for p in probers if p.arch[-1] == "a" and arch_by_name(p.arch).number != arch.number]
+        for name, (kernels, how) in chain(product([arch.name, *others], groups()),
+                                          product(sorted({*featured} - {*others}), groups(every=False))):
             made = words_once(own_inputs(name, kernels, how), partial(own_words, name, kernels, how)) \
                 if options.cache else own_words(name, kernels, how)
             own |= made

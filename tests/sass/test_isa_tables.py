@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from gwatch.sass.isa.table import Table, load
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 MEMORY = ("LD", "LDG", "LDGSTS", "LDL", "LDS", "ST", "STG", "STL", "STS", "ATOM", "ATOMG", "ATOMS", "RED", "REDG")
 TABLES = {"sm_75": "sm_75", "sm_80": "sm_89", "sm_90": "sm_90a", "sm_100": "sm_100a", "sm_120": "sm_120a"}
-WIDTHS = ("sm_75", "sm_80", "sm_100", "sm_120")
+WIDTHS = ("sm_75", "sm_80", "sm_90", "sm_100", "sm_120")
 """The tables in which the width of every address in compilers' forms was proved."""
 
 
@@ -105,6 +106,49 @@ def test_the_descriptor_that_nvdisasm_hides_is_in_the_canonical_text() -> None:
     with pytest.raises(EncodeError) as caught:
         isa.encode("STG.E [R2.64+0x10], R5", Control(stall=1))
     assert caught.value.code == "operand-hidden"
+
+
+@pytest.mark.parametrize(("arch", "word", "text"), [
+    ("sm_89", 0x000FE2200C1E19000000000402037981, "LDG.E R3, desc[UR4][R2.64]"),
+    ("sm_80", 0x000FE2200C1E9B200000100608047981, "LDG.E.LTC128B.64.CONSTANT R4, desc[UR6][R8.64+0x10]"),
+    ("sm_86", 0x000FE220081EE1C80000000B020B09A8, "@P0 ATOMG.E.ADD.STRONG.GPU PT, R11, desc[UR8][R2.64], R11"),
+])
+def test_an_access_with_a_cache_policy_of_its_own_is_told_from_a_plain_one(arch: str, word: int, text: str) -> None:
+    """nvdisasm shows its descriptor and hides all others, so the canonical text of both can't be the same."""
+    isa = isa_for(arch)
+    decoded = isa.decode(word)
+    assert decoded.text == text
+    assert decoded.canonical == text.replace("desc[", "policy[")
+    assert isa.encode(decoded.canonical, Control.from_word(word)) == word
+    assert [use.count for use in decoded.effects.reads if use.role == "descriptor"] == [2]
+    section = isa.section(np.array([(word & (1 << 64) - 1, word >> 64)], np.uint64))
+    assert section.texts(np.zeros(1, np.int64)) == [text]
+    assert section.texts(np.zeros(1, np.int64), canonical=True) == [decoded.canonical]
+    plain = isa.encode(text, Control.from_word(word))
+    assert isa.decode(plain).canonical == text
+    assert "desc" not in isa.decode(plain).text
+
+
+# Compilers' words of rare statements, and mutations of compilers' words, that a table once read as something else.
+@pytest.mark.parametrize(("arch", "word", "text"), [
+    ("sm_89", 0x000F4200019E0F06E0008A0408047B60, "TEX.LL R6, R4, R8, R4, 0x0, 0x8a, ARRAY_CUBE"),
+    ("sm_89", 0x000F4200019E0F0870008A0608067B60, "TEX.SCR.LL R8, R6, R8, R6, 0x0, 0x8a, CUBE"),
+    ("sm_89", 0x001FE2200B941D460000000804FF7DAE,
+     "LDGSTS.E.BYPASS.LTC128B.128.ZFILL [UR6], desc[UR7][R4.64+0x8]"),
+    ("sm_89", 0x001FE2200B9619460000000204FF7DAE, "LDGSTS.E.LTC128B.ZFILL [UR6], desc[UR7][R4.64+0x2]"),
+    ("sm_90a", 0x0001E8000B901C440000000038FF7DAE, "LDGSTS.E.BYPASS.128 [UR4], desc[UR5][R56.64]"),
+    ("sm_90a", 0x0011620009900F244000040B0C269F60, "@!P1 TEX.LL P0, R36, R38, R12, R11, UR4, 0x0, 3D"),
+    ("sm_90a", 0x000FC000000050000000000000006992, "@P6 MEMBAR.SC.VC"),
+    ("sm_90a", 0x000FE2000A41D8FF00000007FF007C3E, "F2FP.RELU.TF32.F32.PACK_B.RZ R0, UR7"),
+    ("sm_75", 0x000FE20003809A0000000000FF107984, "LDS.U.64.ZD P0, R16, [RZ]"),
+    *((arch, 0x000FE200078E00FF00010000FF157824, "IMAD.MOV.U32 R21, RZ, 0x10000, RZ") for arch in TABLES.values()),
+])
+def test_rare_words_read_as_nvdisasm_reads_them(arch: str, word: int, text: str) -> None:
+    isa = isa_for(arch)
+    decoded = isa.decode(word)
+    assert decoded.text == text
+    with suppress(EncodeError):
+        assert isa.decode(isa.encode(decoded.canonical, Control.from_word(word))).text == text
 
 
 def test_conversions_to_half_pairs_are_spelled_differently_on_sm_89() -> None:

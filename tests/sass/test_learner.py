@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import pytest
 from harvest_words import closed_cubin
@@ -13,6 +13,7 @@ from isa_learning.effects import _fillings
 from isa_learning.family import Family, Home, Options
 from isa_learning.fit import Fitter, Samples
 from isa_learning.learn import corner_predicates, probing_word
+from isa_learning.ranges import Holder, Marks
 from isa_learning.sources import constant_kernels
 
 from gwatch.errors import EncodeError
@@ -118,3 +119,23 @@ def test_own_kernels_with_constants_have_names_of_their_own() -> None:
 def test_numbers_that_a_field_lacks_are_no_trials() -> None:
     assert _fillings(Field("I", ((49, 1, 1),), const=1)) == [0, 1 << 49]
     assert _fillings(Field("U", ((40, 2, 0),), add=1)) == [n << 40 for n in (0, 1, 3)]
+
+
+class Listing(Holder):
+    """A holder whose rows end behind word 9, as behind an instruction that ends the kernel."""
+
+    def __init__(self) -> None:
+        self.size = 16
+        self.asked: list[list[int]] = []
+
+    def _batch(self, words: Sequence[int]) -> list[Marks | None]:
+        self.asked.append(list(words))
+        end = words.index(9) if 9 in words else len(words)
+        return [{("R", w): "v"} if n <= end else None for n, w in enumerate(words)]
+
+
+def test_words_behind_the_end_of_a_kernel_are_asked_again() -> None:
+    holder = Listing()
+    words = [1, 2, 9, 3, 9, 9, 4, 5, 6, 7, 8]
+    assert holder.marks(words) == [{("R", word): "v"} for word in words]
+    assert len(holder.asked) == 4

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
 from isa_learning.control_facts import ASYNC
-from isa_learning.probe import CONTROL_MASK, HIDDEN_BANK, PROBE_CONTROL, Prober
+from isa_learning.probe import CONTROL_MASK, PROBE_CONTROL, Prober
 
 from gwatch.sass.isa import tree
 from gwatch.sass.isa.model import Key
@@ -38,14 +38,11 @@ def derive_shapes(models: Iterable[Key], prober: Prober, zero: dict[str, int]) -
         # one of eight values: their opcode words are changed, too.
         whole = model.opcode[0].labels[0].split(".")[0] in ASYNC
         changes = _changes(model) + (_opcode_changes(model) if whole else [])
-        # Where descriptors are hidden no compiler sets the bit that shows them; canonical text means the hidden one.
-        hides = any(f"{HIDDEN_BANK}[" in form.skeleton for form in model.forms)
-        shown = {n for n, form in enumerate(model.forms) if hides and " desc[" in f" {form.skeleton}"}
         for base in sorted(w for form in model.forms for w in form.shapes):
             text = model.opcode_text(base)
             for word in _variants(base, changes):
                 shape = _shape(model, word)
-                if shape is None or shape[0] in shown or (model.opcode_text(word) != text and not whole):
+                if shape is None or (model.opcode_text(word) != text and not whole):
                     continue
                 name = _name(model, word, shape)
                 if name not in compiled and all(m is not model or s != shape for m, s, _ in found[name]):

@@ -18,6 +18,7 @@ from gwatch.errors import EncodeError
 from gwatch.sass.isa import tree
 from gwatch.sass.isa.effects import (
     BRANCHES,
+    DESCRIPTORS,
     FILES,
     PREDICATE_TARGETS,
     REGISTER_TARGET,
@@ -100,6 +101,7 @@ def learn_effects(learner: Learner, holder: Holder) -> dict[str, int]:
     read_only_predicates(learner.models())
     _note_flow(learner.models(), holder)
     counts["forms disproved"] = disprove(learner.models(), holder, learner.zero)
+    counts["runs"] = holder.runs
     return dict(counts)
 
 
@@ -345,7 +347,7 @@ def _rules(model: Key, form: Form, seen: Sequence[tuple[_Case, Marks]], counts: 
         if value.kind not in FILES:
             continue
         shown = [i for i, (c, _) in enumerate(seen) if n in c.numbers and c.numbers[n][1] < zeros[value.kind]]
-        role = ("descriptor" if places[n].bank == "desc" else "address" if places[n].bank
+        role = ("descriptor" if places[n].bank in DESCRIPTORS else "address" if places[n].bank
                 else "predicate" if value.kind in "PQ" else "data")
         if not shown:
             if not value.fields:

@@ -12,13 +12,13 @@ from isa_learning.effects import learn_effects
 from isa_learning.enumerate_keys import first_words, more_words, patterns
 from isa_learning.hidden import find_hidden
 from isa_learning.learn import Learner, Log, probing_word
-from isa_learning.probe import HIDDEN_BANK, Prober
+from isa_learning.probe import Prober
 from isa_learning.ranges import Holder
 
 from gwatch.errors import GWatchError
-from gwatch.sass.isa.lex import cut
-from gwatch.sass.isa.model import Choice, Key, key_of
-from gwatch.sass.isa.tree import UNKNOWN
+from gwatch.sass.arch import arch_by_name
+from gwatch.sass.isa.lex import DESCRIPTOR, cut
+from gwatch.sass.isa.model import Key, key_of
 
 CHECKS_PER_KEY = 60
 OTHERS = 7
@@ -53,6 +53,7 @@ class Family:
     homes: list[Home] = field(default_factory=list)
     tried: list[int] = field(default_factory=list)
     checks: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
+    neighbours: list[int] = field(default_factory=list)
     targets: list[str] = field(default_factory=list)
     reports: dict[str, dict[str, dict[str, object]]] = field(default_factory=dict)
 
@@ -81,6 +82,8 @@ class Family:
             # Of what the first target does not know, some is tried again here; all of what it knows is.
             first = self.homes[0].prober.cache
             tried = [w for w in tried if first[w] is not None] + [w for w in tried if first[w] is None][::OTHERS]
+        if arch_by_name(prober.arch).number not in {arch_by_name(t).number for t in self.targets}:
+            tried += self.neighbours
         tried = [*tried, *chain(*self.checks.values())]
         prober.texts(tried)
         hidden = find_hidden(prober, list(prober.cache), lambda: holder(prober), self.log)
@@ -100,15 +103,13 @@ class Family:
         self.homes.append(home)
         found = learner.feed(tried)
         self.log(f"{prober.arch}: {found} words of {len(learner.states)} keys; {prober.count} asked")
+        self.log(f"{prober.arch}: {learner.borrow()} words with borrowed modifiers; {prober.count} asked")
         learner.explore(self.options.rounds, self.options.per_key)
         learner.finish(words, projects)
         note_kinds(learner.models(), facts)
         for model in learner.models():
-            for form in model.forms:
+            for form in model.forms if model.key in hidden else ():
                 form.hidden = _hidden(form.skeleton)
-                form.skeleton = form.skeleton.replace(f"{HIDDEN_BANK}[", "desc[")
-            if any(form.hidden for form in model.forms):
-                _drop_shown(model)
         if self.options.effects:
             self.log(f"effects: {learn_effects(learner, holder(prober))}")
         for model in learner.models():
@@ -119,6 +120,7 @@ class Family:
             pool = sorted(state.samples.index)
             samples += pool[::max(1, len(pool) // CHECKS_PER_KEY)][:CHECKS_PER_KEY]
             self.checks[key] = sorted({*self.checks[key], *map(probing_word, samples)})
+        self.neighbours += learner.neighbours()
         self.reports[prober.arch] = learner.report()
 
     def native_words(self, prober: Prober, native: set[int], words: Sequence[int], wanted: set[int]) -> list[int]:
@@ -157,7 +159,7 @@ class Family:
         if home.prober.cache[word] == text:
             return True
         model = home.models.get(key_of(word))
-        return model is not None and model.body(word, self.zero) == text.replace(f"{HIDDEN_BANK}[", "desc[")
+        return model is not None and model.body(word, self.zero) == text
 
     def models(self) -> list[Key]:
         """All models, each naming its targets unless it is true for the whole family."""
@@ -194,18 +196,7 @@ def word_of(prober: Prober, text: str) -> int:
     return min(words)
 
 
-def _drop_shown(model: Key) -> None:
-    """Make the forms unknown in which nvdisasm does print the descriptor: their text is the canonical one of others.
-
-    Only instructions with an own cache policy have them (bit 101 set; 2 of 300,000 words of one library).
-    """
-    for form in model.forms:
-        if not form.hidden and "desc[" in form.skeleton:
-            form.attachments[0] = Choice([""], UNKNOWN)
-            form.shapes, form.probes = [], []
-
-
 def _hidden(skeleton: str) -> tuple[int, ...]:
-    """Positions of the values that only :func:`with_descriptor` shows."""
-    at = skeleton.find(f"{HIDDEN_BANK}[")
+    """Positions of the values that only :func:`~isa_learning.probe.with_descriptor` shows."""
+    at = skeleton.find(DESCRIPTOR)
     return () if at < 0 else (sum(c.isupper() for c in skeleton[:at]),)

@@ -6,6 +6,8 @@ import random
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import or_
 
 from isa_learning.control_facts import ASYNC, note_control
 from isa_learning.derive import derive_shapes
@@ -15,11 +17,16 @@ from isa_learning.probe import CONTROL_MASK, PROBE_CONTROL, Prober, is_relative
 from gwatch.errors import GWatchError
 from gwatch.sass.isa import tree
 from gwatch.sass.isa.lex import Cut, cut, pieces
-from gwatch.sass.isa.model import Choice, Form, Key, key_of
+from gwatch.sass.isa.model import KEY_BIT, Choice, Form, Key, key_of
 
 GUARD = 7 << 12
 SWEEP = 1200
 SEEDS = 14
+OPCODE_BITS = 0x1FF
+"""An opcode's lower bits; the others of its key say of which kinds its operands are."""
+MODIFIERS = ((1 << 105) - (1 << 72)) & ~(1 << KEY_BIT)
+BORROWING = 2
+WIDE = 16
 Log = Callable[[str], None]
 
 
@@ -106,6 +113,21 @@ class Learner:
             chosen += members[::step][:per_shape]
         self.log(f"{len(plain)} compiler words, {len(shapes)} shapes, {len(chosen)} kept")
         self.feed(chosen, real=True)
+
+    def borrow(self) -> int:
+        """Try modifiers of compiler words in the keys that are the same opcode with operands of other kinds; returns
+        how many words were new."""
+        siblings: dict[int, list[int]] = defaultdict(list)
+        for key in sorted(self.states):
+            siblings[key & OPCODE_BITS].append(key)
+        words: set[int] = set()
+        for keys in siblings.values():
+            modifiers = sorted({word & MODIFIERS for key in keys for word in self.states[key].samples.real})
+            for key in keys:
+                samples = self.states[key].samples
+                bases = sorted(samples.index, key=lambda w: (w not in samples.real, w))[:BORROWING]
+                words.update(base & ~MODIFIERS | bits for base in bases for bits in modifiers)
+        return self.feed(words)
 
     def seeds(self, samples: Samples, limit: int, times: int = 2) -> list[int]:
         """Words to flip, so that every skeleton, opcode word and attachment is met ``times`` times."""
@@ -243,6 +265,7 @@ class Learner:
                         for number in (0, 1, 2, top, top - 1, top >> 1, mask, mask - 1) if width >= 5 else ():
                             words.add(word & ~(mask << low) | number << low)
             words |= self._decimals(state)
+            words |= _with_zeros(state)
         return self.feed(words)
 
     def _decimals(self, state: State, opcodes: int = 40) -> set[int]:
@@ -268,6 +291,19 @@ class Learner:
             if self.prober.cache[other] != self.prober.cache.get(word):
                 return True
         return False
+
+    def neighbours(self) -> list[int]:
+        """Words that differ by one modifier bit from a flipped word of each opcode text: another target may read what
+        this one does not."""
+        words: set[int] = set()
+        for state in self.states.values():
+            seen: set[tuple[str, ...]] = set()
+            for word in sorted(state.samples.flipped, key=lambda w: (w not in state.samples.real, w)):
+                opcode = state.samples.cuts[state.samples.index[word]].opcode
+                if opcode not in seen:
+                    seen.add(opcode)
+                    words.update(word ^ 1 << bit for bit in _bit_list(MODIFIERS))
+        return sorted(words)
 
     def fit(self) -> None:
         """Refit every key whose samples changed."""
@@ -470,6 +506,36 @@ class Learner:
                 state.model.relative = min(telling) if telling else None
             elif with_target:
                 state.model.relative = ""
+
+
+def _with_zeros(state: State, marked: int = 8) -> set[int]:
+    """Zero registers beside every mark of an operand, and beside every power of two: IMAD.SHL, IMAD.MOV and IMAD print
+    the same opcode, and which it is hangs on several operands at once."""
+    model, samples = state.model, state.samples
+    assert model is not None
+    words: set[int] = set()
+    left: Counter[int] = Counter()
+    met: set[tuple[object, ...]] = set()
+    for word in sorted(samples.index, key=lambda w: (w not in samples.real, w)):
+        label = tree.lookup(model.select, word)
+        parts = samples.cuts[samples.index[word]]
+        if label < 0 or (shape := (label, parts.opcode, parts.attachments)) in met:
+            continue
+        places = [place for value in model.forms[label].values if (place := value.field_of(word)) is not None]
+        zeros = {place.mask for place in places if place.kind in "RU"}
+        every = reduce(or_, zeros, 0)
+        if zeros and left[label] < marked:
+            words |= {word | zero for zero in zeros}
+            left[label] += 1
+            met.add(shape)
+        if (shape := (label, parts.opcode)) not in met and word in samples.real:
+            met.add(shape)
+            for place in places:
+                for low, width, _ in place.runs if place.kind == "I" else ():
+                    for bit in range(width) if width >= WIDE else ():
+                        one = word & ~((1 << width) - 1 << low) | 1 << low + bit
+                        words |= {one, *(one | zero for zero in zeros), one | every}
+    return words
 
 
 def _negations(state: State, per_form: int = 2) -> set[int]:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from isa_learning.cache import Answers
 
+from gwatch.sass.isa.lex import DESCRIPTOR, POLICY
 from gwatch.sass.isa.model import key_of
 from gwatch.sass.nvdisasm import RELATIVE, probe_words, version
 
@@ -65,16 +66,14 @@ class Prober:
         return with_descriptor(text, word >> low & 63)
 
 
-HIDDEN_BANK = "hdesc"
-
-
 def with_descriptor(text: str, number: int) -> str:
     """``text`` with the descriptor register shown before its ``[R.64]`` address, if it has one.
 
-    As ``hdesc[..]``: ``desc[..]`` is what nvdisasm prints itself when bit 101 is set, which no compiler does.
+    Where nvdisasm prints ``desc[..]`` itself, bit 101 is set: the access has a cache policy of its own.
     """
     name = "URZ" if number == 63 else f"UR{number}"
-    return _GLOBAL.sub(lambda m: f" {HIDDEN_BANK}[{name}]{m[1]}", text, count=1)
+    shown = text.replace(f" {DESCRIPTOR}", f" {POLICY}")
+    return _GLOBAL.sub(lambda m: f" {DESCRIPTOR}{name}]{m[1]}", shown, count=1) if shown == text else shown
 
 
 def has_hidden_descriptor(text: str) -> bool:

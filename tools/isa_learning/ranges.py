@@ -53,13 +53,18 @@ class Holder:
         self.size = text["sh_size"] // 16
         self.exit_word = exit_word & ~CONTROL_MASK | _CONTROL
         self.nop_word = nop_word & ~CONTROL_MASK | _CONTROL
+        self.runs = 0
 
     def marks(self, words: Sequence[int]) -> list[Marks | None]:
-        """Per word: {(file, register): "v", "^" or "x"}; None where no row was printed."""
+        """Per word: {(file, register): "v", "^" or "x"}; None where no row was printed.
+
+        Words behind one that ends the kernel are out of reach and have no rows: they are asked again without it.
+        """
         out: list[Marks | None] = []
         room = self.size - 8
-        for start in range(0, len(words), room):
-            out += self._batch(words[start:start + room])
+        while len(out) < len(words):
+            found = self._batch(words[len(out):len(out) + room])
+            out += found[:next((n for n, marks in enumerate(found) if n and marks is None), len(found))]
         return out
 
     def attributes(self, words: Sequence[int]) -> list[dict[str, str] | None]:
@@ -90,6 +95,7 @@ class Holder:
         return bytes(image)
 
     def _batch(self, words: Sequence[int]) -> list[Marks | None]:
+        self.runs += 1
         try:
             listing = disassemble_cubin(self._filled(words), "-plr")
         except ToolError:

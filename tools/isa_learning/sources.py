@@ -1314,10 +1314,176 @@ def _missed() -> Iterator[tuple[str, tuple[str, ...]]]:
         yield f"cvt{rnd}{relu}.ue8m0x2.f32 %h10,0f00000000,%f0;", ("%h10",)
 
 
-def groups() -> list[tuple[list[str], tuple[str, ...]]]:
-    """All kernels, and how they are compiled."""
-    optimized = own_kernels(statements()), late_kernels(), last_kernels(), constant_kernels(), rare_kernels()
-    return [*((kernels, OPTIMIZED) for kernels in optimized), (debug_kernels(), DEBUG)]
+def random_gap_kernels() -> list[str]:
+    """Kernels for shapes that random PTX showed and nothing else did, again compiled apart."""
+    kernels = own_kernels(dict.fromkeys(itertools.chain(_packed_halves(), _packing(), _carries())), all_uniform=True)
+    for (body, outputs), names in itertools.product(dict.fromkeys(itertools.chain(_packing(), _carries())),
+                                                    (tuple(_COMPUTED), _ODD, _EVEN)):
+        kernels.append(_computed(_kernel(f"k{len(kernels)}", body, outputs), names))
+    for body, outputs in dict.fromkeys(itertools.chain(_surface_caches(), _texture_masks(), _policies())):
+        kernels.append(_kernel(f"k{len(kernels)}", body, outputs))
+    return kernels
+
+
+def _packed_halves() -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Comparisons, minima and products of the halves of registers."""
+    halves = "mov.b32 {%h4,%h5},%r2; mov.b32 {%h6,%h7},%r3;"
+    pairs = (("%h4", "%h6"), ("%h5", "%h6"), ("%h5", "%h7"), ("%h5", "%h4"))
+    for kind, cmp, combine in itertools.product(("f16", "bf16"), _COMPARISONS, ("and", "or", "xor")):
+        yield f"setp.{cmp}.{combine}.{kind}x2 %p2|%p3,%r2,%r3,!%p0;", ("%p2", "%p3")
+        yield f"set.{cmp}.{combine}.{kind}x2.{kind}x2 %r10,%r2,%r3,%p0;", ("%r10",)
+        for (a, b), negated in zip(pairs, ("", "!", "", "!"), strict=True):
+            yield f"{halves} setp.{cmp}.{combine}.{kind} %p2,{a},{b},{negated}%p0;", ("%p2",)
+    for kind, op, ftz, nan, sign in itertools.product(("f16", "bf16"), ("min", "max"), ("", ".ftz"), ("", ".NaN"), ("", ".xorsign.abs")):
+        yield f"{op}{ftz}{nan}{sign}.{kind}x2 %r10,%r2,%r3;", ("%r10",)
+        for a, b in pairs:
+            yield f"{halves} {op}{ftz}{nan}{sign}.{kind} %h10,{a},{b};", ("%h10",)
+    for kind, rnd, sat, (a, b) in itertools.product(("f16", "bf16"), ("rn", "rz", "rm", "rp"), ("", ".sat"), pairs):
+        yield f"{halves} fma.{rnd}{sat}.f32.{kind} %f10,{a},{b},%f0;", ("%f10",)
+        for op in ("add", "sub"):
+            yield f"{halves} {op}.{rnd}{sat}.f32.{kind} %f10,{a},%f0;", ("%f10",)
+
+
+def _carries() -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Sums and differences of several words, and products added to them."""
+    for kind, a, b, out in (("u32", "%r2", "%r3", "%r1"), ("u64", "%l2", "%l3", "%l1")):
+        outs = tuple(f"{out}{n}" for n in range(3))
+        for op, rest, b3 in itertools.product(("add", "sub"), (b, "0", "-1"), (a, b, "0")):
+            more = {"add": "addc", "sub": "subc"}[op]
+            yield (f"{op}.cc.{kind} {outs[0]},{a},{b}; {more}.cc.{kind} {outs[1]},{a},{rest}; {more}.{kind} {outs[2]},{b3},{rest};", outs)
+        for half in ("lo", "hi"):
+            yield (f"mad.lo.cc.{kind} {outs[0]},{a},{b},{b}; madc.{half}.cc.{kind} {outs[1]},{a},{b},{a}; "
+                   f"madc.hi.{kind} {outs[2]},{a},{b},0;", outs)
+
+
+def _packing() -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Conversions to short floats and packed integers, and byte shuffles."""
+    for rnd, relu, sat in itertools.product(("rn", "rz", "rna"), ("", ".relu"), ("", ".satfinite")):
+        yield f"cvt.{rnd}{relu}{sat}.tf32.f32 %r10,%f0;", ("%r10",)
+        for kind in ("f16x2", "bf16x2"):
+            yield f"cvt.{rnd}{relu}{sat}.{kind}.f32 %r10,%f0,%f1;", ("%r10",)
+            yield f"cvt.rs{relu}{sat}.{kind}.f32 %r10,%f0,%f1,%r4;", ("%r10",)
+    for kind, relu in itertools.product(("e4m3x2", "e5m2x2", "e2m3x2", "e3m2x2", "e2m1x2"), ("", ".relu")):
+        yield f"cvt.rn.satfinite{relu}.{kind}.f32 %h10,%f0,%f1;", ("%h10",)
+        yield f"cvt.rn.satfinite{relu}.{kind}.f16x2 %h10,%r2;", ("%h10",)
+        yield f"cvt.rn{relu}.f16x2.{kind} %r10,%h0;", ("%r10",)
+        yield f"mov.b32 {{%h4,%h5}},%r2; cvt.rn{relu}.f16x2.{kind} %r10,%h5;", ("%r10",)
+    for kind, b in itertools.product(("u16", "s16"), ("%r3", "0x12345678")):
+        yield f"cvt.pack.sat.{kind}.s32 %r10,%r2,{b};", ("%r10",)
+    for kind in ("u8", "s8", "u4", "s4", "u2", "s2"):
+        yield f"cvt.pack.sat.{kind}.s32.b32 %r10,%r2,%r3,%r4;", ("%r10",)
+    for rnd, a, b in itertools.product(("rn", "rz", "rm", "rp"), ("f32", "f64"), ("u32", "s32", "u64", "s64")):
+        yield f"cvt.{rnd}.{a}.{b} %{'f10' if a == 'f32' else 'd5'},%{'r2' if b[1:] == '32' else 'l2'};", (
+            "%f10" if a == "f32" else "%d5",)
+    for mode in ("", ".f4e", ".b4e", ".rc8", ".ecl", ".ecr", ".rc16"):
+        yield f"prmt.b32{mode} %r10,%r2,%r3,%r4;", ("%r10",)
+    for mode, width in itertools.product(("clamp", "wrap"), ("%r3", "9")):
+        yield f"bmsk.{mode}.b32 %r10,%r2,{width};", ("%r10",)
+    matrices = "{%f10,%f11,%f12,%f13}", "{%r2,%r3}", "{%r4}", "{%f0,%f1,%f2,%f0}"
+    for a, b in itertools.product(("e4m3", "e5m2"), repeat=2):
+        yield f"mma.sync.aligned.m16n8k16.row.col.f32.{a}.{b}.f32 {','.join(matrices)};", ("%f10", "%f13")
+        yield f"mma.sync.aligned.m16n8k16.row.col.f16.{a}.{b}.f16 {{%r10,%r11}},{{%r2,%r3}},{{%r4}},{{%r5,%r2}};", ("%r10", "%r11")
+
+
+def _surface_caches() -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Surfaces of every geometry, width and cache operator."""
+    places = {"1d": "{%r2}", "2d": "{%r2,%r3}", "3d": "{%r2,%r3,%r4,%r4}", "a1d": "{%r2,%r3}", "a2d": "{%r2,%r3,%r4,%r4}"}
+    widths = (("b8", "h"), ("b16", "h"), ("b32", "r"), ("b64", "l"))
+    for (geometry, place), (kind, name), count, mode in itertools.product(
+            places.items(), widths, (1, 2, 4), ("trap", "clamp", "zero")):
+        if kind == "b64" and count == 4:
+            continue
+        first = "%l2,%l3" if name == "l" else "%r2,%r3,%r4,%r5" if name == "r" else "%h0,%h1,%h2,%h0"
+        data, into = (f"{{{','.join(names)}}}" if count > 1 else names[0]
+                      for names in (first.split(",")[:count], [f"%{name}{10 + n}" for n in range(count)]))
+        vector = f".v{count}" if count > 1 else ""
+        for load, store in ((".cs", ".cs"), (".cv", ".wt"), (".cg", ".cg")):
+            yield f"suld.b.{geometry}{load}{vector}.{kind}.{mode} {into},[%l2,{place}];", (f"%{name}10",)
+            yield f"sust.b.{geometry}{store}{vector}.{kind}.{mode} [%l2,{place}],{data};", ()
+            if kind == "b32":
+                yield f"sust.p.{geometry}{store}{vector}.b32.{mode} [%l2,{place}],{data};", ()
+
+
+def _texture_masks() -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Textures of which all components are used, or some, with and without a residency predicate."""
+    places = {"1d": "{%r2}", "2d": "{%r2,%r3}", "3d": "{%r2,%r3,%r4,%r4}", "a1d": "{%r2,%r3}", "a2d": "{%r2,%r3,%r4,%r4}"}
+    sampled = {"1d": "{%f0}", "2d": "{%f0,%f1}", "3d": "{%f0,%f1,%f2,%f2}", "a1d": "{%r2,%f0}", "a2d": "{%r2,%f0,%f1,%f1}",
+               "cube": "{%f0,%f1,%f2,%f2}", "acube": "{%r2,%f0,%f1,%f2}"}
+    d = "{%f10,%f11,%f12,%f13}"
+    for used, full in itertools.product((15, 1, 2, 3, 5, 8, 14), ("", "|%p2")):
+        outputs = (*(f"%f{10 + n}" for n in range(4) if used >> n & 1), *(("%p2",) if full else ()))
+        for handle in ("%l2", "%l6"):
+            setup = "ld.param.u64 %l6,[p+200]; " if handle == "%l6" else ""
+            for geometry, place in places.items():
+                yield f"{setup}tex.{geometry}.v4.f32.s32 {d}{full},[{handle},{place}];", outputs
+                yield f"{setup}tex.level.{geometry}.v4.f32.s32 {d}{full},[{handle},{place}],%r5;", outputs
+            for geometry, place in (("2dms", "{%r2,%r3}"), ("a2dms", "{%r2,%r3,%r4,%r4}")):
+                for sample in ("%r5", "0"):
+                    yield f"{setup}tex.{geometry}.v4.f32.s32 {d}{full},[{handle},{sample},{place}];", outputs
+            for geometry, place in sampled.items():
+                yield f"{setup}tex.{geometry}.v4.f32.f32 {d}{full},[{handle},{place}];", outputs
+                for level in ("%f2", "0f00000000"):
+                    yield f"{setup}tex.level.{geometry}.v4.f32.f32 {d}{full},[{handle},{place}],{level};", outputs
+
+
+def _moved(names: str, by: int) -> str:
+    """Registers as many numbers further."""
+    return re.sub(r"\d+", lambda found: str(int(found[0]) + by), names)
+
+
+def _policies() -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Accesses of every width with a cache policy, and the orders that :func:`_memory` lacks."""
+    kinds = {"u8": "%r2", "s8": "%r2", "u16": "%h0", "s16": "%h0", "b32": "%r2", "b64": "%l2", "v2.b16": "{%h0,%h1}",
+             "v2.b32": "{%r2,%r3}", "v4.b32": "{%r2,%r3,%r4,%r5}", "v2.b64": "{%l2,%l3}"}
+    policies = ("", "createpolicy.fractional.L2::evict_last.b64 %l3,1.0;", "ld.param.u64 %l3,[p+64];")
+    caches = ("", ".L1::evict_first", ".L1::evict_last", ".L1::no_allocate", ".L1::evict_unchanged", ".relaxed.gpu", ".volatile")
+    for (kind, data), policy, cache in itertools.product(kinds.items(), policies[1:], caches):
+        into = _moved(data, 10)
+        first = into.strip("{}").split(",")[0]
+        front, behind = (cache, "") if "L1" not in cache else ("", cache)
+        for offset in ("", "+48"):
+            for size in ("", ".L2::128B"):
+                yield f"{policy} ld{front}.global{behind}.L2::cache_hint{size}.{kind} {into},[%l0{offset}],%l3;", (first,)
+            yield f"{policy} ld.global.nc{behind}.L2::cache_hint.{kind} {into},[%l0{offset}],%l3;", (first,)
+            yield f"{policy} st{front}.global{behind}.L2::cache_hint.{kind} [%l0{offset}],{data},%l3;", ()
+    atomics = (("add.u32", "%r2"), ("min.s32", "%r2"), ("max.u32", "%r2"), ("and.b32", "%r2"), ("xor.b32", "%r2"), ("inc.u32", "%r2"),
+               ("exch.b32", "%r2"), ("add.u64", "%l2"), ("max.s64", "%l2"), ("exch.b64", "%l2"), ("add.f32", "%f0"), ("add.f64", "%d0"),
+               ("add.noftz.f16x2", "%r2"), ("add.noftz.bf16x2", "%r2"), ("add.noftz.f16", "%h0"))
+    for (op, source), policy, order, offset in itertools.product(atomics, policies[1:], ("", ".relaxed.sys", ".release.gpu"), ("", "+48")):
+        name, kind = op.rsplit(".", 1)
+        into = _moved(source, 4 if source[1] == "d" else 10)
+        yield f"{policy} atom{order}.global.{name}.L2::cache_hint.{kind} {into},[%l0{offset}],{source},%l3;", (into,)
+        if name != "exch":
+            yield f"{policy} red{order}.global.{name}.L2::cache_hint.{kind} [%l0{offset}],{source},%l3;", ()
+    for policy, size, offset in itertools.product(policies, (4, 8, 16), ("", "+32")):
+        hint, last = (".L2::cache_hint", ",%l3") if policy else ("", "")
+        for mode, tail in itertools.product(("ca", "cg") if size == 16 else ("ca",), ("", ",%r2", ",%p0")):
+            for more in ("", ".L2::128B"):
+                yield f"{policy} cp.async.{mode}.shared.global{hint}{more} [%r0{offset}],[%l0{offset}],{size}{tail}{last};", ()
+    for order, (kind, data) in itertools.product((".mmio.relaxed.sys", ".relaxed.sys", ".volatile"), kinds.items()):
+        into = _moved(data, 10)
+        for space, offset in itertools.product(("", ".global"), ("", "+16", "+-4096")):
+            yield f"ld{order}{space}.{kind} {into},[%l2{offset}];", (into.strip("{}").split(",")[0],)
+            yield f"st{order}{space}.{kind} [%l2{offset}],{data};", ()
+            yield f"ld.param.u64 %l6,[p+64]; st{order}{space}.{kind} [%l6{offset}],{data};", ()
+    for space, level in itertools.product(("", ".global", ".local"), ("L1", "L2")):
+        address = "%l6" if space == ".local" else "%l2"
+        yield f"mov.u64 %l6,lo; add.s64 %l6,%l6,%l2; prefetch{space}.{level} [{address}+16];", ()
+        yield f"mov.u64 %l6,lo; add.s64 %l6,%l6,%l2; prefetch{space}.{level} [{address}];", ()
+    for count, trans, offset in itertools.product((1, 2, 4), ("", ".trans"), ("", "+16", "+2048")):
+        names = "{" + ",".join(f"%r{2 + n}" for n in range(count)) + "}"
+        for setup, address in (("", "%r0"), ("mov.u32 %r30,sh;", "%r30"), ("", "%r5")):
+            yield f"{setup} stmatrix.sync.aligned.m8n8.x{count}{trans}.shared.b16 [{address}{offset}],{names};", ()
+            yield (f"{setup} ldmatrix.sync.aligned.m8n8.x{count}{trans}.shared.b16 {names},[{address}{offset}];", ("%r2",))
+
+
+def groups(every: bool = True) -> list[tuple[list[str], tuple[str, ...]]]:
+    """All kernels, and how they are compiled; without ``every`` those of most statements, each in few ways."""
+    most = [(own_kernels(statements()), OPTIMIZED), (random_gap_kernels(), OPTIMIZED)]
+    if not every:
+        return most
+    others = late_kernels(), last_kernels(), constant_kernels(), rare_kernels()
+    return [*most, *((kernels, OPTIMIZED) for kernels in others), (debug_kernels(), DEBUG)]
 
 
 def own_words(arch: str, kernels: Sequence[str], options: Sequence[str] = OPTIMIZED, ptxas: str = "",

@@ -10,6 +10,7 @@ from gwatch.sass.isa import lex
 from gwatch.sass.isa.model import Form
 
 FILES = {"R": "R", "U": "UR", "P": "P", "Q": "UP", "B": "B"}
+DESCRIPTORS = frozenset((lex.DESCRIPTOR[:-1], lex.POLICY[:-1]))
 BRANCHES = frozenset({"BRA", "BRX", "BRXU", "JMP", "JMX", "JMXU", "CALL", "RET", "EXIT", "BSYNC", "BREAK", "KILL",
                       "RTT", "BPT", "WARPSYNC", "YIELD", "BSSY", "RPCMOV", "LEPC", "ULEPC"})
 _CODE_ADDRESSES = frozenset({"BRX", "BRXU", "JMX", "JMXU", "CALL", "RET", "LEPC", "ULEPC"})
@@ -118,10 +119,10 @@ def guess(opcode: Sequence[str], form: Form, attachments: Sequence[str]) -> list
             out.append((n, opcode[0] == "BSSY", "barrier", 1))
             continue
         write = low == REGISTER_TARGET and not place.bank
-        role = "descriptor" if place.bank == "desc" else "address" if place.bank else "data"
+        role = "descriptor" if place.bank in DESCRIPTORS else "address" if place.bank else "data"
         count = 1
         wide = "WIDE" in opcode and (write or low == 64) and place.kind in "RU"
-        if code_address(opcode, place.kind) or place.bank == "desc" or ".64" in posts[n]:
+        if code_address(opcode, place.kind) or place.bank in DESCRIPTORS or ".64" in posts[n]:
             count = 2
         elif not place.bank and (memory or opcode[0] in ("LDC", "ULDC", "CS2R", "CS2UR")):
             count = width

@@ -14,7 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from itertools import product
+from operator import or_
 
 from gwatch.errors import EncodeError
 from gwatch.sass.control import CONTROL_MASK
@@ -123,6 +125,7 @@ class Encoder:
         self._listed: dict[tuple[str, str], frozenset[int]] = {}
         self._packers: dict[tuple[str, Field], Packer] = {}
         self._names: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        self._pins: dict[tuple[int, tuple[int, int]], list[tuple[int, int]]] = {}
         self._modifiers: dict[int, int] = {}
         self._masks: dict[int, list[tuple[int, int, str]]] = {}
         self._shapes: dict[int, dict[tuple[tuple[str, ...], tuple[str, ...]], list[int]]] = {}
@@ -293,22 +296,25 @@ class Encoder:
         named = [value for value in plan.form.values if value.name is not None]
         for chosen in product(*[fields for fields, value in zip(places, plan.form.values, strict=True)
                                 if value.name is None]):
-            for word in self._named(base, named, cut, plan.form):
+            for word in self._named(base, named, cut, plan):
                 made = self._candidate(word, chosen, cut, constant, plan.form, pattern)
                 if made is not None:
                     yield made
 
-    def _named(self, base: int, named: list[Value], cut: Cut, form: Form) -> list[int]:
+    def _named(self, base: int, named: list[Value], cut: Cut, plan: Plan) -> list[int]:
         """``base`` with the names of ``cut`` put in, in every way the trees allow."""
         words = [base]
         if not named:
             return words
-        for value, (_, text) in zip(form.values, cut.values, strict=True):
+        for value, (_, text) in zip(plan.form.values, cut.values, strict=True):
             if value.name is None:
                 continue
             if text not in value.name.labels:
                 return []
             ways = self._name_paths(value.name, value.name.labels.index(text))
+            if value.name.get(base) != text:
+                pinned = (self._pinned(plan, value.name, text, way) for way in ways)
+                ways = [way for way in pinned if way is not None]
             words = [word & ~mask | bits for word in words for mask, bits in ways][:SOLUTIONS]
         return words
 
@@ -425,6 +431,22 @@ class Encoder:
             else:
                 return problem or EncodeError("operand-range", f"{text} does not fit {opcode}", token=text)
         return None
+
+    def _pinned(self, plan: Plan, name: Choice, text: str, way: tuple[int, int]) -> tuple[int, int] | None:
+        """``way`` with the bits that the tree asks about for other names only: as all words have them that show
+        ``text`` there. None where no word tells: with another value they may name nothing."""
+        known = self._pins.get((id(name), way))
+        if known is None:
+            trees = [*plan.key.opcode, *plan.form.attachments]
+            others = reduce(or_, (tree.tested_bits(choice.node) for choice in trees), tree.tested_bits(plan.key.select))
+            others |= reduce(or_, (value.mask for value in plan.form.values), 0)
+            loose = tree.tested_bits(name.node) & ~way[0] & ~others
+            mnemonic = plan.key.opcode[0].labels[0].split(".")[0]
+            shown = {word & loose for key in self._keys(mnemonic) for form in key.forms for value in form.values
+                     if value.name is not None and not loose & ~tree.tested_bits(value.name.node)
+                     for word in (*form.shapes, *form.probes) if value.name.get(word) == text} if loose else {0}
+            known = self._pins[id(name), way] = [(way[0] | loose, way[1] | shown.pop())] if len(shown) == 1 else []
+        return known[0] if known else None
 
     def _name_paths(self, name: Choice, label: int) -> list[tuple[int, int]]:
         ways = self._names.get((id(name), label))

@@ -23,6 +23,9 @@ from dataclasses import dataclass, replace
 
 from gwatch.errors import ParseError
 
+DESCRIPTOR, POLICY = "desc[", "policy["
+"""What stands before an access's descriptor register, and, where nvdisasm hides most of them (sm_80 to sm_89), what
+stands in canonical text before one that it shows: that access has a cache policy of its own, by a bit of the word."""
 _GUARD = re.compile(r"@(!?)(U?)P(T|\d+) +")
 _TOKEN = re.compile(
     r"(?P<nan>[+-][QS]NAN\(0x[0-9a-f]+\)|[+-](?:INF|QNAN|SNAN) ?|-0\.0(?![0-9]) ?)"

@@ -73,7 +73,8 @@ class Template:
     @cached_property
     def two_texts(self) -> bool:
         """Whether the canonical text may say more than nvdisasm's."""
-        return bool(self.form.hidden) or any(place.kind in FLOATS for place in self.fields)
+        return (bool(self.form.hidden) or lex.POLICY in self.form.skeleton
+                or any(place.kind in FLOATS for place in self.fields))
 
     @property
     def mnemonic(self) -> str:
@@ -90,8 +91,8 @@ class Template:
             hidden = set() if canonical else set(self.form.hidden)
             filled = [_HIDDEN if text == _HOLE and n in hidden else text for n, text in enumerate(self.filled)]
             operands = lex.fill(self.form.skeleton, self.attached, filled, reuse)
-            if hidden:
-                operands = _HIDDEN_BANK.sub("", operands)
+            if not canonical:
+                operands = _HIDDEN_BANK.sub("", operands).replace(lex.POLICY, lex.DESCRIPTOR)
             body = f"{self.opcode} {operands}".rstrip(" ")
             values = [n for n, text in enumerate(self.filled) if text == _HOLE]
             numbers = tuple(i for i, n in enumerate(values) if n not in hidden)
