@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import gwatch
 from gwatch.cuda.binary.cubin import Cubin
+from gwatch.cuda.binary.lines import Call
 from gwatch.cuda.trace import tilelang, triton
 from gwatch.cuda.xtrace import markers
 from gwatch.cuda.xtrace.markers import Marker, check_markers, find_markers, mask_of, read_mask
@@ -98,9 +99,14 @@ def test_a_payload_whose_register_is_gone_is_refused() -> None:
         find_markers(kernel)
 
 
-def stub(lines: dict[int, tuple[str, int]] | None = None) -> Any:
+def stub(
+    lines: dict[int, tuple[str, int]] | None = None, calls: dict[int, tuple[Call, ...]] | None = None
+) -> Any:
     return SimpleNamespace(
-        name="k", map_address_to_line=lines or {}, arch=SimpleNamespace(instruction_size=16)
+        name="k",
+        map_address_to_line=lines or {},
+        inlined_at=calls or {},
+        arch=SimpleNamespace(instruction_size=16),
     )
 
 
@@ -129,6 +135,21 @@ def test_markers_that_would_give_wrong_intervals_are_refused(
 def test_copies_of_one_place_and_several_ends_are_right() -> None:
     found = [Marker(1, 1, False), Marker(2, 1, False), Marker(3, 1, True), Marker(4, 1, True)]
     check_markers(stub({16: ("a.cu", 4), 32: ("a.cu", 4), 48: ("a.cu", 7), 64: ("a.cu", 8)}), found, {1: "x"})
+
+
+def test_markers_of_blocks_stand_where_the_block_is() -> None:
+    """Not where its constructor is, which all of them share."""
+    found = [Marker(1, 1, False), Marker(2, 1, False), Marker(3, 1, True), Marker(4, 1, True)]
+    header = ("/opt/gwatch/include/gwatch/cuda/trace.hpp", 38)
+    lines = {16 * index: header for index in range(1, 5)}
+    check_markers(stub(lines), found, {})
+    calls: dict[int, tuple[Call, ...]] = {
+        16 * index: (Call("a.cu", 4, "KernelScope"), Call("a.cu", index, "f")) for index in range(1, 5)
+    }
+    check_markers(stub(lines, calls), found, {})
+    calls[32] = (Call("a.cu", 9, "KernelScope"),)
+    with pytest.raises(SiteError, match=r"\[scope-id-twice\].* a\.cu:4, a\.cu:9;"):
+        check_markers(stub(lines, calls), found, {})
 
 
 def test_moves_of_constants_do_not_reach_machine_code_and_the_refusal_says_so() -> None:

@@ -183,6 +183,17 @@ def test_markers_in_ptx_that_would_give_wrong_intervals_are_refused(
         ptx_scopes(marked(*lines, more=more), "k", {}, False)
 
 
+def test_markers_of_blocks_stand_where_the_block_is() -> None:
+    """Not where its constructor is, which all of them share."""
+    files = '.file 1 "/home/me/a.cu"\n.file 2 "/opt/include/gwatch/cuda/trace.hpp"'
+    inlined = ".loc 2 38 71, function_name $L__info_string0, inlined_at 1 {} 1"
+    block = [inlined.format(4), "pmevent.mask 0xa001;", ".loc 1 4 1", "pmevent.mask 0xb001;"]
+    assert len(ptx_scopes(marked(*block, *block, more=files), "k", {}, False).markers) == 4
+    block += [inlined.format(9), "pmevent.mask 0xa001;"]
+    with pytest.raises(SiteError, match=r"\[scope-id-twice\].* a\.cu:4, a\.cu:9;"):
+        ptx_scopes(marked(*block, more=files), "k", {}, False)
+
+
 @pytest.mark.parametrize("name", SOURCES)
 @pytest.mark.parametrize("level", ["thread", "warp"])
 def test_records_compile(name: str, level: str) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gwatch.cuda.binary.ptx import PtxFunction, PtxModule, PtxStatement
-from gwatch.cuda.xtrace.markers import MAX_ID, PAYLOAD_PLACE, check_ids, check_places, read_mask
+from gwatch.cuda.xtrace.markers import HEADER, MAX_ID, PAYLOAD_PLACE, check_ids, check_places, read_mask
 from gwatch.errors import SiteError
 
 HEAD_START, HEAD_END, TAIL = 0x53544757, 0x45444757, 0x47574348
@@ -21,7 +21,8 @@ _STORE = re.compile(
     rf"@[%\w$]+ st\.shared\.b32 \[[%\w$]+\+(?:{PAYLOAD_PLACE}|{PAYLOAD_PLACE:#x})\], ([%\w$]+)\s*;"
 )
 _MOVE = re.compile(r"mov\.[busf]32\s+([%\w$]+),\s*(-?\w+)\s*;")
-_LOC = re.compile(r"\.loc\s+(\d+)\s+(\d+)")
+_LOC = re.compile(r"\.loc\s+(\d+)\s+(\d+)(?:[^;]*?\binlined_at\s+(\d+)\s+(\d+))?")
+_FILE = re.compile(r'^\s*\.file\s+(\d+)\s+"([^"]*)"', re.MULTILINE)
 _LOOK_BACK = 3
 
 
@@ -134,14 +135,19 @@ def check_ptx_markers(
         )
     starts = {marker.scope for marker in markers if not marker.end}
     check_ids(function.name, starts, {marker.scope for marker in markers if marker.end}, names)
-    rows = [
-        (statement.start, match[1], int(match[2]))
-        for statement in function.statements
-        if statement.kind == "loc" and (match := _LOC.match(statement.text))
-    ]
+    files = dict(_FILE.findall(module.text))
+    rows = []
+    for statement in function.statements:
+        match = _LOC.match(statement.text) if statement.kind == "loc" else None
+        if match is not None:
+            # Of a C++ block: the constructor's own line, wherever the block is.
+            file, line = (
+                (match[3], match[4]) if files.get(match[1], "").endswith(HEADER) else (match[1], match[2])
+            )
+            rows.append((statement.start, files.get(file, f"file {file}"), int(line or 0)))
     at: dict[tuple[int, bool], set[tuple[str, int]]] = {}
     for marker in markers:
         before = [row for row in rows if row[0] < marker.start]
         if before and before[-1][2]:
-            at.setdefault((marker.scope, marker.end), set()).add((f"file {before[-1][1]}", before[-1][2]))
+            at.setdefault((marker.scope, marker.end), set()).add(before[-1][1:])
     check_places(function.name, at)

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 TAG, TAG_MASK = 0xA000, 0xE000
 END, PAYLOAD = 0x1000, 0x0800
 MAX_ID = 0x7FF
+HEADER = "gwatch/cuda/trace.hpp"
+"""Where the constructors of markers for C++ blocks are."""
 PAYLOAD_PLACE = 0x67570
 """Shared-memory offset in the store that carries a payload; far outside shared memory, where nothing else stores."""
 
@@ -171,6 +173,10 @@ def check_markers(kernel: KernelDef, markers: Sequence[Marker], names: Mapping[i
     at: dict[tuple[int, bool], set[tuple[str, int]]] = {}
     for marker in markers:
         place = lines.get(marker.index * size)
+        if place is not None and place[0].endswith(HEADER):
+            # Of a C++ block: the constructor's own line, wherever the block is.
+            caller = next(iter(kernel.inlined_at.get(marker.index * size, ())), None)
+            place = None if caller is None else (caller.file, caller.line)
         if place is not None:
             at.setdefault((marker.scope, marker.end), set()).add(place)
     check_places(kernel.name, at)
