@@ -390,6 +390,22 @@ def test_a_dump_of_another_version_of_the_kernel_is_stale(dump: Path) -> None:
         find("markers", "cute")
 
 
+def test_ptx_that_was_named_is_held_against_the_code_too(tmp_path: Path) -> None:
+    """Launched with other parameters it would read what isn't there."""
+    text = (DATA / "markers.ptx").read_text()
+    path = tmp_path / "named.ptx"
+    for old_text, new_text in (
+        (".param .u32 marked_param_2", ".param .u64 marked_param_2"),
+        ("pmevent.mask 45059", "pmevent.mask 45060"),
+    ):
+        path.write_text(text.replace(old_text, new_text))
+        for given in (path, path.read_text(), path.read_bytes()):
+            with pytest.raises(TraceError, match=r"\[ptx-stale\].*other parameters or scope markers.*ptx="):
+                find("markers", "", given=given)
+    with pytest.raises(TraceError, match=r"\[ptx-missing\] the given PTX does not define"):
+        find("markers", "", given=CUBINS["markers"].read_bytes())
+
+
 def test_an_old_dump_counts_only_where_it_compiles_to_the_code_that_ran(
     dump: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -73,7 +73,10 @@ def find_ptx(
             raise TraceError(
                 "ptx-missing", f"{found.origin} does not define {kernel.name}", "name the PTX of that kernel"
             )
-        return PtxModule(found.text, found.origin)
+        module = PtxModule(found.text, found.origin)
+        if not _fits(module, kernel):
+            raise _other_version(found, kernel, "name the PTX of the code that ran, or leave ptx= out")
+        return module
     sources: list[Callable[[], Iterator[FoundPtx]]] = [
         lambda: _container(store, owner),
         lambda: _of_dsl(dsl, kernel.name, handle),
@@ -105,7 +108,7 @@ def _given(given: object) -> FoundPtx:
         if text is None:
             raise TraceError("ptx-missing", f"{path} cannot be read", "name a PTX file, or pass its text")
         return FoundPtx(text, path.name)
-    return FoundPtx(given.decode() if isinstance(given, bytes) else str(given), "the given PTX")
+    return FoundPtx(_text(given) if isinstance(given, bytes) else str(given), "the given PTX")
 
 
 def _read(path: Path) -> str | None:
@@ -187,11 +190,10 @@ def _chosen(found: list[FoundPtx], cubin: Cubin, kernel: KernelDef, dsl: str) ->
     modules = [(item, PtxModule(item.text, item.origin)) for item in found]
     fitting = [(item, module) for item, module in modules if _fits(module, kernel)]
     if not fitting:
-        raise TraceError(
-            "ptx-stale",
-            f"{found[0].origin} defines {kernel.name} with other parameters or scope markers than the code that ran",
-            f"it was written by an earlier version of the kernel: delete it and compile anew; {_CURES[dsl]}",
+        cure = (
+            f"it was written by an earlier version of the kernel: delete it and compile anew; {_CURES[dsl]}"
         )
+        raise _other_version(found[0], kernel, cure)
     own = [(item, module) for item, module in fitting if module.target == cubin.arch.name]
     fitting = own or fitting  # a library may hold PTX for several architectures
     began = process_start()
@@ -213,6 +215,14 @@ def _chosen(found: list[FoundPtx], cubin: Cubin, kernel: KernelDef, dsl: str) ->
         f"{fitting[0][0].origin} was written before this process began, and does not compile to the code that ran",
         "the kernel came from a disk cache or the dump is of an earlier version: delete the folder, switch the "
         f"disk cache off and compile anew, or name it: ptx=PATH; {_CURES[dsl]}",
+    )
+
+
+def _other_version(found: FoundPtx, kernel: KernelDef, cure: str) -> TraceError:
+    return TraceError(
+        "ptx-stale",
+        f"{found.origin} defines {kernel.name} with other parameters or scope markers than the code that ran",
+        cure,
     )
 
 
