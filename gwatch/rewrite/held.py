@@ -9,7 +9,8 @@ join at BSYNC and WARPSYNC alone, not where they meet at an instruction, at BAR.
 NANOSLEEP or MEMBAR. So no WARPSYNC may stand between two such sites, and no BSYNC whose BSSY doesn't, that leaves
 lanes out by a predicate (or whose BSSY does), or that a lane can pass by on its way to the second. Groups that part
 between them each make a record; the decoder tells by its time, a cycle in which a warp issues once, that the first
-site's is the same. The ns timer's steps don't tell, so with it no branch may stand between two such sites.
+site's is the same. The ns timer's steps don't tell, so with it no branch may stand between two such sites, and no
+BSYNC, at which those that left its barrier don't wait.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 WORDS = ("x", "y")
 _GOES_ON = (Flow.NEXT, Flow.BRANCH, Flow.REFERENCE, Flow.SPLIT)
 _SEARCHED = 2000
+_BARRIER = re.compile(r"\bB(\d+)\b")
 _PREDICATE = re.compile(r"@|\bU?P[0-9T]")
 
 
@@ -200,7 +202,8 @@ class _Paths:
             found.setdefault(barriers[index], []).append(index)
         for index in range(len(self._texts)):
             if self._texts.facts(index).mnemonic == "BREAK":
-                found.setdefault(int(self._texts.text(index).split()[-1].removeprefix("B")), []).append(index)
+                for name in _BARRIER.findall(self._texts.text(index)):
+                    found.setdefault(int(name), []).append(index)
         return {barrier: sorted(places) for barrier, places in found.items()}
 
     def _of_all(self, index: int) -> bool:
@@ -213,6 +216,7 @@ class _Paths:
             for place in places[bisect_left(places, start) : bisect_left(places, end)]:
                 if (
                     barriers[place] < 0
+                    or not self.may_part
                     or place == index
                     or not self._parted_behind(place, barriers[place], index)
                 ):
