@@ -114,8 +114,12 @@ class Isa:
         return () if template is None else template.form.reuse
 
     def in_compiler_code(self, word: int) -> bool:
-        """Whether some compiler word of the training set has this word's form (else the form is known from probes)."""
-        return bool(self._template(word).form.shapes)
+        """Whether some compiler word of the training set has this word's form.
+
+        Else the form is known from probes, or from compiler words of another form with one operand changed.
+        """
+        form = self._template(word).form
+        return any(known not in form.derived for known in form.shapes)
 
     def seen_in_compiler_code(self, word: int) -> bool:
         """Whether some compiler word of the training set has this word's modifiers and operand marks.
