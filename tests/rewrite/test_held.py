@@ -16,8 +16,11 @@ from test_ring_snippets import Launch
 from gwatch.cuda.binary.cubin import Cubin
 from gwatch.cuda.xtrace.columns import ring_columns
 from gwatch.cuda.xtrace.scopes import scope_sites
-from gwatch.errors import TraceError
+from gwatch.errors import HazardError, TraceError
+from gwatch.rewrite import trace
 from gwatch.rewrite.held import WORDS, _parts, held_times
+from gwatch.rewrite.homes import Housing
+from gwatch.rewrite.planning import Effort
 from gwatch.rewrite.ring import LANES, RecordKind, RingLayout
 from gwatch.rewrite.trace import SassTraceSite, TracePlan, plan_trace
 from gwatch.sass.cfg import build_cfg
@@ -27,6 +30,8 @@ from gwatch.sass.uses import CodeView
 ROOT = Path(__file__).parents[2]
 MATMUL = ROOT / "examples" / "cuda" / "trace" / "matmul_sm90.cubin"
 KERNEL = "hgmma_matmul"
+WRITTEN_MEANWHILE = 6
+"""A general register that its producer writes between its first scope's start and its second one's end."""
 HOPPER = ROOT / "tests" / "scopes" / "data" / "hgmma_matmul.cubin"
 
 
@@ -262,6 +267,33 @@ def test_two_scopes_a_step_of_a_pipeline_cost_a_store_a_role(cubin: Cubin) -> No
     assert stores(plan) == 2 and stores(plan_trace(cubin, KERNEL, sites, clock="sm", hold=False)) == 6
     assert [plan.placed(number).texts[0].split()[0] for number in (0, 1, 2)] == ["CS2R.32"] * 3
     assert plan.placed(1) is plan.placed(2) and plan.placed(0) is not plan.placed(1)
+
+
+def test_a_register_that_the_kernel_writes_meanwhile_is_no_home_of_a_time(
+    cubin: Cubin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Planted where the search for homes would never put it, it's found by the rewriter's own proof."""
+    place, refused = Housing.place, []
+
+    def planted(self: Housing, value: str, *rest: Any, **more: Any) -> bool:
+        found = place(self, value, *rest, **more)
+        if value == "held_x":
+            home = self.homes[value]
+            home.registers[home.registers >= 0] = WRITTEN_MEANWHILE
+            home.moves.clear()
+        return found
+
+    def proved(attempt: Any, recorders: Any) -> Any:
+        try:
+            return recorders[0], attempt(recorders[0], Effort.FREE)
+        except HazardError as error:
+            refused.append(error.message)
+
+    monkeypatch.setattr(Housing, "place", planted)
+    monkeypatch.setattr(trace, "_without_moves", proved)
+    assert not plan_trace(cubin, KERNEL, scopes(cubin), clock="sm").site_map.holds
+    stale = f"reads R{WRITTEN_MEANWHILE} as %held_x, but it holds the kernel value"
+    assert refused and stale in refused[0]
 
 
 def test_records_with_clock_pairs_have_room_for_one_time_and_long_ones_for_none(cubin: Cubin) -> None:
