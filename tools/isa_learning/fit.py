@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
@@ -455,7 +455,7 @@ class Fitter:
         place = self.linear(before, index[plain[index]], inside) if plain.any() else None
         if place is None or not place.runs or place.const:
             return None
-        place = replace(place, add=1)
+        place = place._replace(add=1)
         return place if bool((self.read(place, index) == reading.numbers[index]).all()) else None
 
 

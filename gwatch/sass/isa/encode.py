@@ -252,7 +252,7 @@ class Encoder:
         return names == shown and template.fields == candidate.fields
 
     def _groups(self, template: Template) -> Iterator[tuple[int, Field, int, int]]:
-        for access in template.accesses:
+        for access in template.uses.accesses:
             step = 4 if access.count >= 4 else 2 if access.count > 1 else 1
             place = access.place
             if step > 1 and place.runs:

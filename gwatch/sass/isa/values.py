@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gwatch.errors import EncodeError
 
@@ -13,8 +13,7 @@ FLOATS = ("f32", "f64h", "f16", "bf16")
 _WIDTH = {"f32": 32, "f64h": 32, "f16": 16, "bf16": 16}
 
 
-@dataclass(frozen=True, slots=True)
-class Field:
+class Field(NamedTuple):
     """Where a number sits: ``runs`` of (lowest bit, width, left shift of the value), sign of the whole, inversion.
 
     ``const`` is XORed in (0 for nearly all fields). ``add`` is added then: the register behind one that another operand

@@ -272,11 +272,12 @@ class Decoder:
     def _describe_fields(self, number: int, template: Template) -> None:
         fields = template.fields
         guard = Access(_GUARD, "UP" if template.key.uniform_guard else "P", 1, "guard", False, self.source.zero["P"])
+        found = template.uses
         implicit = [Access(Field("", (), const=use.first), use.file, use.count, use.role, write, -1)
-                    for use, write in template.implicit]
-        uses = [guard, *template.accesses, *implicit]
+                    for use, write in found.implicit]
+        uses = [guard, *found.accesses, *implicit]
         grow = self._grow
-        for names, count in ((_FIELD, len(fields)), (_USE, len(uses)), (_DOUBT, len(template.unproved))):
+        for names, count in ((_FIELD, len(fields)), (_USE, len(uses)), (_DOUBT, len(found.unproved))):
             for name in names:
                 grow.widen(name, count)
         columns = grow.columns
@@ -299,11 +300,11 @@ class Decoder:
             for low, width, _ in place.runs[:1]:
                 columns["use_low"][slot, number] = low
                 columns["use_mask"][slot, number] = (1 << width) - 1
-        for slot, access in enumerate(template.unproved):
+        for slot, access in enumerate(found.unproved):
             columns["doubt_field"][slot, number] = fields.index(access.place)
             columns["doubt_zero"][slot, number] = access.zero
-        columns["uses"][number], columns["doubts"][number] = len(uses), len(template.unproved)
-        columns["complete"][number] = template.complete
+        columns["uses"][number], columns["doubts"][number] = len(uses), len(found.unproved)
+        columns["complete"][number] = found.complete
 
     # -- numbers in fields ------------------------------------------------------------------------------------
 
