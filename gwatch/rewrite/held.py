@@ -5,25 +5,21 @@ else records, the first only reads the clock; the record of the second has room 
 
 At warp level the lanes that leave a site must be those that left the one before, or fewer: a warp that came to the
 first in two groups and to the second in one would have made two records there. Measured on the H200: diverged groups
-join at BSYNC and WARPSYNC alone, not where they meet at an instruction, at BAR.SYNC, at an mbarrier's try_wait, in
-NANOSLEEP or MEMBAR. So no WARPSYNC may stand between two such sites, and no BSYNC whose BSSY doesn't, that leaves
-lanes out by a predicate (or whose BSSY does), or that a lane can pass by on its way to the second. Groups that part
-between them each make a record; the decoder tells by its time, a cycle in which a warp issues once, that the first
-site's is the same. The ns timer's steps don't tell, so with it no branch may stand between two such sites, and no
-BSYNC, at which those that left its barrier don't wait.
+join at WARPSYNC, and at BSYNC even where each of them has made the barrier anew; not where they meet at an
+instruction, at BAR.SYNC, at an mbarrier's try_wait, or at MEMBAR. So none of the former may stand between two such
+sites, nor what gives way to other threads. Groups that part between them each make a record; the decoder tells by its
+time, a cycle in which a warp issues once, that the first site's is the same. The ns timer's steps don't tell, so with
+it no branch may stand between two such sites.
 """
 
 from __future__ import annotations
 
 import itertools
-import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 from gwatch.sass.cfg import Flow
 
@@ -33,8 +29,7 @@ if TYPE_CHECKING:
 WORDS = ("x", "y")
 _GOES_ON = (Flow.NEXT, Flow.BRANCH, Flow.REFERENCE, Flow.SPLIT)
 _SEARCHED = 2000
-_BARRIER = re.compile(r"\bB(\d+)\b")
-_PREDICATE = re.compile(r"@|\bU?P[0-9T]")
+_JOINS = ("BSYNC", "WARPSYNC", "ENDCOLLECTIVE", "NANOSLEEP", "YIELD")
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +103,7 @@ class _Paths:
         (after,) = found
         if after == index or not self._only_from(after, index):
             return None
-        return None if by_warp and self._may_join(index, ranges) else after
+        return None if by_warp and self._may_join(ranges) else after
 
     def _block(self, index: int) -> int:
         return bisect_right(self._starts, index) - 1
@@ -172,89 +167,10 @@ class _Paths:
         return found
 
     @cached_property
-    def _joins(self) -> tuple[list[int], dict[int, int]]:
-        """Where groups of a warp may join, ascending, with the barrier register of each (-1: not told)."""
-        found: dict[int, int] = {}
-        for index in range(len(self._texts)):
-            mnemonic = self._texts.facts(index).mnemonic
-            if mnemonic in ("BSYNC", "WARPSYNC", "BMOV", "ENDCOLLECTIVE"):
-                told = mnemonic == "BSYNC" and self._of_all(index)
-                found[index] = int(self.cfg.flow.barrier[index]) if told else -1
-        return sorted(found), found
+    def _joins(self) -> list[int]:
+        """Where groups of a warp may join, ascending."""
+        return [index for index in range(len(self._texts)) if self._texts.facts(index).mnemonic in _JOINS]
 
-    @cached_property
-    def _openers(self) -> dict[int, int]:
-        """The barrier register that each BSSY makes anew for all lanes that come by."""
-        barriers = self.cfg.flow.barrier
-        kinds = self.cfg.flow.kind
-        return {
-            index: int(barriers[index])
-            for index in np.flatnonzero((barriers >= 0) & (kinds == Flow.REFERENCE)).tolist()
-            if self._of_all(index)
-        }
-
-    @cached_property
-    def _closers(self) -> dict[int, list[int]]:
-        """Where lanes that a barrier register names wait for each other or leave it, per register, ascending."""
-        found: dict[int, list[int]] = {}
-        joins, barriers = self._joins
-        for index in joins:
-            found.setdefault(barriers[index], []).append(index)
-        for index in range(len(self._texts)):
-            if self._texts.facts(index).mnemonic == "BREAK":
-                for name in _BARRIER.findall(self._texts.text(index)):
-                    found.setdefault(int(name), []).append(index)
-        return {barrier: sorted(places) for barrier, places in found.items()}
-
-    def _of_all(self, index: int) -> bool:
-        """Whether no lane that comes to the BSSY or BSYNC at ``index`` is left out by a predicate."""
-        return not _PREDICATE.search(self._texts.text(index))
-
-    def _may_join(self, index: int, ranges: Sequence[tuple[int, int]]) -> bool:
-        places, barriers = self._joins
-        for start, end in ranges:
-            for place in places[bisect_left(places, start) : bisect_left(places, end)]:
-                if (
-                    barriers[place] < 0
-                    or not self.may_part
-                    or place == index
-                    or not self._parted_behind(place, barriers[place], index)
-                ):
-                    return True
-        return False
-
-    def _parted_behind(self, place: int, barrier: int, index: int) -> bool:
-        """Whether the BSSY that names ``barrier`` for the BSYNC at ``place`` lies behind the record at ``index`` on
-        every path, and no lane that it names comes to another record without having been there."""
-        work, seen = [(self._block(place), place)], set[int]()
-        while work:
-            number, limit = work.pop()
-            start = self.cfg.blocks[number].start
-            for item in range(limit - 1, start - 1, -1):
-                if self._openers.get(item) == barrier:
-                    if self._passed(item, barrier):
-                        return False
-                    break
-                if item == index:
-                    return False
-            else:
-                work += self._before(start, seen)
-        return True
-
-    def _passed(self, opener: int, barrier: int) -> bool:
-        """Whether a path from the BSSY at ``opener`` comes to a record by no BSYNC or BREAK of its ``barrier``: lanes
-        that wait for each other there could come from two visits then."""
-        closers = self._closers.get(barrier, [])
-        work, seen = [opener + 1], set[int]()
-        while work:
-            start = work.pop()
-            end = self.cfg.blocks[self._block(start)].end
-            place = bisect_left(closers, start)
-            closed = place < len(closers) and closers[place] < end
-            if self._stop_in(start, closers[place] + 1 if closed else end) is not None:
-                return True
-            if not closed:
-                following = [item for item in self.cfg.successors(end - 1) if item not in seen]
-                seen.update(following)
-                work.extend(following)
-        return False
+    def _may_join(self, ranges: Sequence[tuple[int, int]]) -> bool:
+        places = self._joins
+        return any(bisect_left(places, start) < bisect_left(places, end) for start, end in ranges)
