@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+SIZE = re.compile(r"\d+x\d+x\d+")
 Words = tuple[str, ...]
 Named = tuple[str, int]
 
@@ -116,6 +118,12 @@ def arrange(opcodes: Iterable[Words], changes: Iterable[tuple[Words, Words, int]
     parent = dict(place)
     current = order_ok(parent)
     assert current is not None
+    # The sizes of a product exclude each other, whatever bits tell them apart.
+    sizes = [n for n in names if SIZE.fullmatch(n[0])]
+    if not any((a, b) in together for a in sizes for b in sizes):
+        trial = {n: place[sizes[0]] if n in sizes else p for n, p in place.items()}
+        if order_ok(trial) is not None:
+            parent = trial
     singles = [c[0] for c in components if len(c) == 1]
     for n, a in enumerate(singles):
         for b in singles[n + 1:]:
