@@ -8,9 +8,10 @@ some thousand patterns, so this is done once a pattern, and a word costs no more
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 from gwatch.sass.isa import lex
 from gwatch.sass.isa.effects import FILES, Effects, RegUse, code_address, warpgroup_counts
@@ -44,14 +45,23 @@ class Access:
         return None if number == self.zero else RegUse(self.file, number, self.count, self.role)
 
 
+class Uses(NamedTuple):
+    """What the words of a template read and write: ``accesses`` by operands, ``implicit`` uses that no operand names;
+    ``complete``: they are all of them, unless one of the ``unproved`` accesses is there."""
+
+    accesses: tuple[Access, ...]
+    unproved: tuple[Access, ...]
+    implicit: tuple[tuple[RegUse, bool], ...]
+    complete: bool
+
+
 @dataclass
 class Template:
     """One pattern of one opcode.
 
     ``pieces[i]`` stands before the number in ``fields[i]``, ``pieces[-1]`` behind the last; ``hidden`` are the numbers
     that nvdisasm does not print (see :meth:`shown`). ``relative``: the last number is a pc-relative distance.
-    ``accesses`` are the register uses, ``implicit`` those that no operand names; ``complete``: they are all of them,
-    unless one of the ``unproved`` accesses is there.
+    ``find`` works the register uses out: who only asks for opcodes needs none.
     """
 
     key: Key
@@ -63,11 +73,13 @@ class Template:
     fields: tuple[Field, ...]
     relative: bool
     kind: str
-    accesses: tuple[Access, ...]
-    unproved: tuple[Access, ...]
-    implicit: tuple[tuple[RegUse, bool], ...]
-    complete: bool
+    find: Callable[[], Uses]
     _shown: dict[tuple[tuple[int, ...], bool], tuple[tuple[str, ...], tuple[int, ...]]] = field(default_factory=dict)
+
+    @cached_property
+    def uses(self) -> Uses:
+        """The register uses."""
+        return self.find()
 
     @cached_property
     def two_texts(self) -> bool:
@@ -135,13 +147,14 @@ class Template:
         """Reads and writes of ``word``, its guard aside."""
         reads: list[RegUse] = []
         writes: list[RegUse] = []
-        for access in self.accesses:
+        found = self.uses
+        for access in found.accesses:
             use = access.use(word)
             if use is not None:
                 (writes if access.write else reads).append(use)
-        for use, write in self.implicit:
+        for use, write in found.implicit:
             (writes if write else reads).append(use)
-        complete = self.complete and not any(access.use(word) for access in self.unproved)
+        complete = found.complete and not any(access.use(word) for access in found.unproved)
         boards = self.key.extra.get("scoreboards", (0, 0))
         return Effects(tuple(reads), tuple(writes), complete, self.kind, bool(boards[0]), bool(boards[1]))
 
@@ -202,12 +215,15 @@ class Templates:
             return None
         relative = key.is_relative(opcode.split(".")) and bool(fields) and form.values[-1].kind == "I"
         kind = "fixed" if opcode.split(".")[0] in self.fixed else str(key.extra.get("kind", "unknown"))
-        accesses, unproved, complete = self._accesses(form, opcode, word, places)
-        implicit = [(RegUse(file, first, 1, "implicit"), bool(flag)) for file, first, read, written in form.implicit
-                    for flag, there in ((0, read), (1, written)) if there]
+
+        def find() -> Uses:
+            accesses, unproved, complete = self._accesses(form, opcode, word, places)
+            implicit = [(RegUse(file, first, 1, "implicit"), bool(flag)) for file, first, read, written in form.implicit
+                        for flag, there in ((0, read), (1, written)) if there]
+            return Uses(accesses, unproved, tuple(implicit), complete and kind != "unknown")
+
         return Template(key, form, key.forms.index(form), opcode, tuple(str(text) for text in attached),
-                        tuple(str(text) for text in filled), tuple(fields), relative, kind, accesses, unproved,
-                        tuple(implicit), complete and kind != "unknown")
+                        tuple(str(text) for text in filled), tuple(fields), relative, kind, find)
 
     def _accesses(self, form: Form, opcode: str, word: int, places: Sequence[Field | None]
                   ) -> tuple[tuple[Access, ...], tuple[Access, ...], bool]:
