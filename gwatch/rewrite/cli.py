@@ -58,6 +58,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--keep", choices=("newest", "first"), default="newest", help="which records stay when more are made"
     )
     parser.add_argument(
+        "--no-hold",
+        action="store_true",
+        help="a record for every site, none that says earlier sites' times too: for rings read while the kernel runs",
+    )
+    parser.add_argument(
         "--duration-ns", type=float, help="how long the launch takes untraced, where over a millisecond"
     )
     parser.add_argument("--exclude", metavar="R252,UR4", help="registers that inserted code must not use")
@@ -137,6 +142,7 @@ def _trace(cubin: Cubin, kernel: KernelDef, args: argparse.Namespace) -> int:
         keep=args.keep,
         duration_ns=args.duration_ns,
         excluded_registers=_excluded(args),
+        hold=not args.no_hold,
     )
     if args.output.is_dir():
         raise TraceError("write-failed", f"cannot write {args.output}: it is a directory", "name a file")

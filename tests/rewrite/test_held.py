@@ -235,8 +235,8 @@ def stores(plan: TracePlan) -> int:
 
 
 def test_two_scopes_a_step_of_a_pipeline_cost_a_store_a_role(cubin: Cubin) -> None:
-    """Across waits, matrix products and loads, but for the wait of the producer, behind which a BSYNC stands; the kernel
-    keeps its registers, and nothing is moved for the times."""
+    """Across waits, matrix products and loads, but for the wait of the producer, behind which a BSYNC stands; the
+    kernel keeps its registers, and nothing is moved for the times."""
     sites = scopes(cubin)
     plan = plan_trace(cubin, KERNEL, sites, clock="sm")
     assert [(site.shared_with, site.time_in) for site in plan.site_map.sites] == [

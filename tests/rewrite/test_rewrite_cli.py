@@ -280,6 +280,21 @@ def test_the_module_is_the_command(tmp_path: Path) -> None:
     assert result.returncode == 2 and result.stderr.startswith("gwatch: [site-ambiguous]")
 
 
+def test_sites_that_share_a_record_are_told_and_can_be_kept_apart(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hopper = Path(__file__).parents[1] / "scopes" / "data" / "hgmma_matmul.cubin"
+    out = tmp_path / "out.cubin"
+    sites = [option for place in (81, 89, 145) for option in ("--site", f"{place},warp")]
+    command = ["rewrite", str(hopper), "--kernel", "hgmma", *sites, "--clock", "sm", "-o", str(out), "--force"]
+    assert main(command) == 0
+    told = capsys.readouterr().out
+    assert "the record of site 2 tells site 0's time, read at the site and held for its word x" in told
+    assert "site 1's time, read at the site and held for its word y" in told
+    assert main([*command, "--no-hold", "--json"]) == 0
+    assert [site["shared_with"] for site in json.loads(capsys.readouterr().out)["sites"]] == [None] * 3
+
+
 @pytest.fixture
 def ring(tmp_path: Path) -> tuple[Path, Path, Launch]:
     """A patched cubin, and a bare ring dump that its (interpreted) inserted code wrote."""
