@@ -11,9 +11,8 @@ import os
 import zlib
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from gwatch.cuda.binary.fatbin import MAX_IMAGE
 from gwatch.errors import CubinError, CubinNotFound
@@ -53,8 +52,7 @@ _BINARY = (
 _ELF, _PE, _AR = b"\x7fELF", b"MZ", b"!<arch>\n"
 
 
-@dataclass(frozen=True, slots=True)
-class Image:
+class Image(NamedTuple):
     """A cubin: where it is, how it is kept there (file, member, fatbin, embedded), and its bytes. ``symbol``: the name
     by which the library's own code refers to it, "" where it has none."""
 
@@ -64,8 +62,7 @@ class Image:
     symbol: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Skipped:
+class Skipped(NamedTuple):
     """A member that holds no readable cubin, by name and reason. ``unread``: it may hold some, but damage, or a missing
     package, kept it from being read."""
 
@@ -74,8 +71,7 @@ class Skipped:
     unread: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Text:
+class Text(NamedTuple):
     """A text member that may describe kernels or launches."""
 
     path: str

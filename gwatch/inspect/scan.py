@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gwatch.cuda.binary.elf import EHDR, EM_CUDA, NO_BYTES, SHDR
 from gwatch.cuda.binary.fatbin import (
@@ -33,8 +33,7 @@ _HEAD = 64
 _MAX_SECTIONS = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(NamedTuple):
     """A cubin: plain ``data``, the byte ``offset`` it was found at, and how it is kept there. ``start``: where the
     container begins, or the image itself."""
 
@@ -44,8 +43,7 @@ class Found:
     start: int
 
 
-@dataclass(frozen=True, slots=True)
-class Passed:
+class Passed(NamedTuple):
     """Something at ``offset`` that is no cubin that can be read: what, and why. ``unread``: it may be one, but for
     damage or a missing package."""
 
