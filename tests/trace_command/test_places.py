@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import re
 import sys
+import threading
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 import numpy as np
@@ -383,3 +385,48 @@ def test_event_pairs_are_used_again_and_bursts_go_untimed() -> None:
     driver.reached = set(range(1, 1025))
     assert watch.start(1, 0) is not None
     assert times == [500_000.0] * 512 and driver.made == 1024
+
+
+class SlowEvents(Events):
+    """All of them reached; other threads get on while one asks."""
+
+    def elapsed_ms(self, start: int, end: int) -> float | None:
+        sleep(1e-4)
+        return 0.5
+
+
+def test_a_pair_has_one_owner_however_many_threads_launch() -> None:
+    """Two threads that took the same times gave both events of a pair away twice: times of -125 ms were seen."""
+    watch = Stopwatch(SlowEvents())  # type: ignore[arg-type]
+    owned: set[tuple[int, int]] = set()
+    twice: list[tuple[int, int]] = []
+    taken: list[float] = []
+
+    def launches() -> None:
+        for number in range(100):
+            pair = watch.start(1, 0)
+            assert pair is not None
+            if pair in owned:
+                twice.append(pair)
+            owned.add(pair)
+
+            def done(ns: float, pair: tuple[int, int] = pair) -> None:
+                owned.discard(pair)
+                taken.append(ns)
+
+            watch.stop(1, pair, 0, done, "k")
+            if number % 3 == 0:
+                watch.collect(1)
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        threads = [threading.Thread(target=launches) for _ in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(before)
+    watch.collect(1)
+    assert not twice and not owned and taken == [500_000.0] * 600
