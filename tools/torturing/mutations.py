@@ -163,8 +163,10 @@ class Planter:
             board = int(control["write_scoreboard"])
             if facts.kind != "variable" or board == NO_SCOREBOARD or not facts.writes():
                 continue
+            waited = 0
             for at, _ in self._straight(index):
                 mask = int(self.control["wait_mask"][at])
+                waited |= mask
                 user = self.view.facts(at)
                 touches = any(
                     overlap(one, other)
@@ -176,7 +178,8 @@ class Planter:
                     break
                 if touches:
                     if mask >> board & 1:
-                        for wrong in (NO_SCOREBOARD, next(b for b in range(6) if not mask >> b & 1)):
+                        # One that another line waits for on the way would be as good.
+                        for wrong in (NO_SCOREBOARD, *[b for b in range(6) if not waited >> b & 1][:1]):
                             where = index if wrong == NO_SCOREBOARD else at
                             yield where, with_control(self.words, index, write_scoreboard=wrong), index
                     break
