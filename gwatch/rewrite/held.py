@@ -5,11 +5,11 @@ else records, the first only reads the clock; the record of the second has room 
 
 At warp level the lanes that leave a site must be those that left the one before, or fewer: a warp that came to the
 first in two groups and to the second in one would have made two records there. Measured on the H200: diverged groups
-join at WARPSYNC, and at BSYNC even where each of them has made the barrier anew; not where they meet at an
-instruction, at BAR.SYNC, at an mbarrier's try_wait, or at MEMBAR. So none of the former may stand between two such
-sites, nor what gives way to other threads. Groups that part between them each make a record; the decoder tells by its
-time, a cycle in which a warp issues once, that the first site's is the same. The ns timer's steps don't tell, so with
-it no branch may stand between two such sites.
+join at WARPSYNC, and where they sleep in one loop (NANOSLEEP); not where they meet at an instruction, at BAR.SYNC, at
+an mbarrier's try_wait, or at MEMBAR. Whether they do at a BSYNC where each has come by the BSSY by itself wasn't
+measured. So none of these may stand between two such sites. Groups that part between them each make a record; the
+decoder tells by its time, a cycle in which a warp issues once, that the first site's is the same. The ns timer's steps
+don't tell, so with it no branch may stand between two such sites.
 """
 
 from __future__ import annotations

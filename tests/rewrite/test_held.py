@@ -95,8 +95,7 @@ def test_a_wait_may_stand_between_them() -> None:
 
 
 def test_what_may_join_groups_of_a_warp_keeps_warp_level_sites_apart() -> None:
-    """The first in two groups and the second in one: the first's second visit would have no record. Two groups were
-    seen to join at a BSYNC though each had come by its BSSY by itself."""
+    """The first in two groups and the second in one: the first's second visit would have no record."""
     assert held(WAIT, 2, 6, 8) == {6: (8, "x")}
     assert held(WAIT, 2, 6, 8, by_warp=False) == {2: (8, "x"), 6: (8, "y")}
     assert held(WAIT, 5, 6) == {} and held(WAIT, 5, 6, by_warp=False) == {5: (6, "x")}
