@@ -95,6 +95,18 @@ def descriptor_isa() -> Isa:
     return isa_for("sm_80")
 
 
+@pytest.mark.parametrize(("word", "text"), [
+    (0x000FE2200C1E8B081F61980608FC7981, "LDG.E.64.CONSTANT R252, [R8.64+UR6+0x1f6198], !PT"),
+    (0x000FE2000C1E8B081F61980608FC7981, "LDG.E.64.CONSTANT R252, [R8.64+UR6+0x1f6198], !PT"),
+    (0x000FE2200C1E8B001F61980608FC7981, "LDG.E.64.CONSTANT R252, [R8.64+UR6+0x1f6198]"),
+    (0x000FE2200C5E0B280000100608047981, "LDG.E.NA.LTC128B.64 R4, [R8.64+UR6+0x10], !PT"),
+    (0x000FE2200C5E0D3700000004FF047981, "LDG.E.NA.LTC256B.128 R4, [UR4], P0"),
+    (0x000FE2200C1E9B081F61980608FC7981, "LDG.E.64.CONSTANT R252, desc[UR6][R8.64+0x1f6198], !PT"),
+])
+def test_the_bit_of_a_cache_policy_changes_no_address_without_a_descriptor(word: int, text: str) -> None:
+    assert isa_for("sm_89").decode(word).text == text
+
+
 def test_the_descriptor_that_nvdisasm_hides_is_in_the_canonical_text() -> None:
     isa = descriptor_isa()
     word = isa.encode("STG.E desc[UR20][R2.64+0x10], R5", Control(stall=1))
