@@ -18,7 +18,6 @@ import itertools
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 from gwatch.sass.cfg import Flow
@@ -86,7 +85,7 @@ class _Paths:
 
     def __init__(self, around: Surroundings, stops: list[int], may_part: bool) -> None:
         self.cfg, self.stops, self.may_part = around.cfg, stops, may_part
-        self._texts = around.view
+        self._view = around.view
         self._starts = [block.start for block in self.cfg.blocks]
         self._leaves = [i for i, kind in enumerate(self.cfg.flow.kind.tolist()) if Flow(kind) not in _GOES_ON]
         self._entries = frozenset({0, *self.cfg.entries})
@@ -133,11 +132,11 @@ class _Paths:
                 return None
             if stop is not None:
                 continue
-            following = [item for item in self.cfg.successors(end - 1) if item not in seen]
-            if not self.cfg.successors(end - 1) or len(seen) > _SEARCHED:
+            following = self.cfg.successors(end - 1)
+            if not following or len(seen) > _SEARCHED:
                 return None
+            work.extend(item for item in following if item not in seen)
             seen.update(following)
-            work.extend(following)
         return ranges
 
     def _only_from(self, index: int, origin: int) -> bool:
@@ -166,11 +165,5 @@ class _Paths:
                 found.append((number, last + 1))
         return found
 
-    @cached_property
-    def _joins(self) -> list[int]:
-        """Where groups of a warp may join, ascending."""
-        return [index for index in range(len(self._texts)) if self._texts.facts(index).mnemonic in _JOINS]
-
     def _may_join(self, ranges: Sequence[tuple[int, int]]) -> bool:
-        places = self._joins
-        return any(bisect_left(places, start) < bisect_left(places, end) for start, end in ranges)
+        return any(self._view.facts(index).mnemonic in _JOINS for start, end in ranges for index in range(start, end))

@@ -48,6 +48,8 @@ PAIRS_NS = 1.0e6
 """``anchor`` launches that took this long get a clock pair in every record that has room."""
 SHARED_CYCLES = 4
 """Sites that are issued no more than this apart may share a record; the fastest record takes 8 cycles."""
+_NO_ROOM = ("registers", "launch-bounds", "uniform-registers")
+"""Codes of plans for which another shape, or another effort, may have the registers."""
 _TIMELESS = ("NOP", "PMTRIG")
 ANCHOR_LIMIT_NS = 2.0e9
 """``anchor`` stops here: the timer's half of a pair has 32 bits."""
@@ -350,7 +352,7 @@ def _without_moves(
         except HazardError:
             return None
         except RegisterPressureError as error:
-            if error.code not in ("registers", "launch-bounds", "uniform-registers"):
+            if error.code not in _NO_ROOM:
                 raise
             continue
         if not any(move.startswith("%held_") for move in rewritten.moves):
@@ -396,7 +398,7 @@ def _first_that_fits(
         except HazardError as error:
             unproved = unproved or error
         except RegisterPressureError as error:
-            if error.code not in ("registers", "launch-bounds", "uniform-registers"):
+            if error.code not in _NO_ROOM:
                 raise
             if effort is not Effort.RAISE or failure is None:
                 failure = error

@@ -85,16 +85,12 @@ def _unshared(columns: Columns, shared: SharedRecords, reader: RingReader) -> Co
     copies = shared.expand(
         columns.site, columns.time, columns.value, columns.sequence.astype(np.int64), row, starts
     )
-    value = None
-    if columns.value is not None and columns.site_map.values:
-        value = columns.value[copies.source]
-        value[shared.copies[columns.site][copies.source] > 1] = 0
     return replace(
         columns,
         site=copies.site.astype(np.uint8),
         sequence=copies.sequence,
         time=copies.time,
-        value=value,
+        value=copies.value if columns.site_map.values else None,
         source=copies.source,
     )
 

@@ -131,8 +131,8 @@ def _unshared(
     )
     out = records[copies.source]
     out["site"], out["time"], out["sequence"] = copies.site, copies.time, copies.sequence
+    out["value"] = copies.value
     if shared.holds:
-        out["value"][shared.copies[records["site"]][copies.source] > 1] = 0
         reader.merge_warp_level(out)
     lanes = layout.warps * LANES
     return out, np.bincount(row[copies.source], minlength=lanes) - np.bincount(row, minlength=lanes)

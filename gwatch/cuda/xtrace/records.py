@@ -73,11 +73,12 @@ def stale(what: str) -> TraceError:
 @dataclass(frozen=True, slots=True)
 class Copies:
     """(n,) what shared records become: the place of the record that each copy comes from, in their order, its site, its
-    time, and its sequence."""
+    time, its value (0 for those of several sites) and its sequence."""
 
     source: npt.NDArray[np.int64]
     site: npt.NDArray[np.int64]
     time: npt.NDArray[np.int64]
+    value: npt.NDArray[np.uint64] | None
     sequence: npt.NDArray[np.uint32]
 
 
@@ -136,7 +137,8 @@ class SharedRecords:
                 once = np.ones(len(source), bool)
                 once[self._again(held[self._by_warp[members[held]]], members, found, row[source])] = False
                 source, members, found = source[once], members[once], found[once]
-        return Copies(source, members, found, self._sequences(source, sequence, row))
+        value = None if values is None else np.where(self.copies[sites][source] > 1, np.uint64(0), values[source])
+        return Copies(source, members, found, value, self._sequences(source, sequence, row))
 
     @staticmethod
     def _again(
