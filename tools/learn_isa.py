@@ -4,8 +4,9 @@
     python tools/learn_isa.py sm_90a [--targets sm_90 ...] [--corpus DIR ...] [--exclude LIBRARY ...] [-o FILE]
 
 The named architecture is learned in full; the others of its table (``--targets``, default all that nvdisasm knows) are
-held against it, and only what differs is learned again. Needs nvdisasm and ptxas, no GPU. Deterministic: the same
-tools, corpus and options give the same file. See isa/README.md.
+held against it, and only what differs is learned again. Needs nvdisasm ($GWATCH_NVDISASM, else the installed wheel's)
+and ptxas (the first in PATH), no GPU. Deterministic: the same tools, corpus and options give the same file, with the
+answers kept by earlier runs and without (--no-cache). The table names both tools' versions. See isa/README.md.
 """
 
 from __future__ import annotations
@@ -16,8 +17,7 @@ import json
 import resource
 import sys
 import time
-from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import chain, product
 from pathlib import Path
@@ -28,10 +28,9 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 from isa_learning.cache import words_once  # noqa: E402
 from isa_learning.control_facts import control_facts  # noqa: E402
 from isa_learning.corpus import WORDS, corpus_words, cubins, listed_words  # noqa: E402
-from isa_learning.family import Family, Options  # noqa: E402
-from isa_learning.learn import probing_word  # noqa: E402
-from isa_learning.probe import Prober  # noqa: E402
-from isa_learning.sources import OWN, groups, own_inputs, own_words, plain  # noqa: E402
+from isa_learning.family import Family, Options, Source, meanings  # noqa: E402
+from isa_learning.probe import Prober, probing_word  # noqa: E402
+from isa_learning.sources import OWN, groups, own_inputs, own_words, ptxas_version  # noqa: E402
 
 from gwatch.errors import ToolError  # noqa: E402
 from gwatch.sass.arch import ARCHES, Arch, arch_by_name  # noqa: E402
@@ -56,6 +55,21 @@ def family_of(arch: Arch, names: list[str] | None, use_cache: bool) -> list[Prob
                 continue
             found.append(prober)
     return found
+
+
+def first_of(probers: Sequence[Prober], number: int) -> str:
+    """The first target of SM ``number``: it reads what compilers wrote for any suffix."""
+    return next(p.arch for p in probers if arch_by_name(p.arch).number == number)
+
+
+def probing_words(words: Iterable[int]) -> set[int]:
+    """The words as they are asked, control bits and guard apart."""
+    return {probing_word(word) for word in words}
+
+
+def count(sources: Iterable[Source]) -> int:
+    """Distinct words."""
+    return len({w for source in sources for w in source.words})
 
 
 def spelled_apart(arch: Arch, probers: Sequence[Prober]) -> list[str]:
@@ -99,20 +113,13 @@ def main() -> int:
     numbers = sorted({arch_by_name(p.arch).number for p in probers})
     listed_in = options.words or WORDS / f"{arch.table}.txt"
     listed = {n: listed_words(listed_in, n, options.exclude) if listed_in.is_file() else {} for n in numbers}
-    of_number: dict[int, set[int]] = {n: set() for n in numbers}
-    projects: dict[int, set[str]] = defaultdict(set)
-    for n in numbers:
-        for project, found in chain(corpus_words(corpora, n, options.exclude).items(), listed[n].items()):
-            of_number[n] |= plain(found)
-            for word in found:
-                projects[probing_word(word)].add(project)
-    words = {w for known in of_number.values() for w in known}
-    if not words:
+    sources = [Source(first_of(probers, n), project, probing_words(found)) for n in numbers
+               for project, found in chain(corpus_words(corpora, n, options.exclude).items(), listed[n].items())]
+    if not sources:
         print(f"no {arch.name} cubin in {', '.join(map(str, corpora))}; run tools/fetch_corpus.py", file=sys.stderr)
         return 2
-    log(f"{' '.join(p.arch for p in probers)}: {len(words)} distinct compiler words")
+    log(f"{' '.join(p.arch for p in probers)}: {count(sources)} distinct compiler words")
     own: set[int] = set()
-    of_own: dict[str, set[int]] = defaultdict(set)
     if not options.no_own_sources:
         others = spelled_apart(arch, probers) if options.own is None else options.own
         featured = [p.arch for p in probers if p.arch[-1] == "a" and arch_by_name(p.arch).number != arch.number]
@@ -121,22 +128,22 @@ def main() -> int:
             made = words_once(own_inputs(name, kernels, how), partial(own_words, name, kernels, how)) \
                 if options.cache else own_words(name, kernels, how)
             own |= made
-            of_own[name] |= plain(made)
-        words |= plain(own)
-        for word in own:
-            projects[probing_word(word)].add(OWN)
-        log(f"{len(own)} words of own sources, {len(words)} distinct words in all")
-    found_in = (p for n in numbers for p in cubins(corpora, n, options.exclude))
-    facts = control_facts(found_in, own.union(*(w for of in listed.values() for w in of.values())))
+            sources.append(Source(name, OWN, probing_words(made)))
+        log(f"{len(own)} words of own sources, {count(sources)} distinct words in all")
+    found_in = [p for n in numbers for p in cubins(corpora, n, options.exclude)]
+    facts = partial(control_facts, found_in, own.union(*(w for of in listed.values() for w in of.values())))
     zero = {"R": arch.register_zero, "U": arch.uniform_zero, "P": arch.predicate_true, "Q": arch.predicate_true}
     family = Family(zero, log, Options(options.rounds, options.per_key, not options.real_keys_only,
                                        not options.no_effects))
     output = options.output or ROOT / "isa" / f"{arch.table}.jsonl"
+    made_by = {"nvdisasm": version()}
+    if not options.no_own_sources or not options.no_effects:
+        made_by["ptxas"] = ptxas_version()
+    meant = meanings(probers, sources)
     for prober in probers:
-        native = {*of_number[arch_by_name(prober.arch).number], *of_own[prober.arch]}
-        family.learn(prober, words, native, facts, projects)
+        family.learn(prober, meant[prober.arch], facts)
         models = family.models()
-        text = table.dump({"arch": arch.table, "nvdisasm": version(), "targets": family.targets}, models)
+        text = table.dump({"arch": arch.table, **made_by, "targets": family.targets}, models)
         table.write(output.with_suffix(".part"), text)
     output.with_suffix(".part").replace(output)
     log(f"{output}: {len(text)} bytes, {len(models)} opcodes; {sum(p.count for p in probers)} words asked in "

@@ -10,9 +10,10 @@ import pytest
 from harvest_words import closed_cubin
 from isa_learning.corpus import text_names, text_sections
 from isa_learning.effects import _fillings
-from isa_learning.family import Family, Home, Options
+from isa_learning.family import Source, meanings, native_words
 from isa_learning.fit import Fitter, Samples
-from isa_learning.learn import corner_predicates, probing_word
+from isa_learning.learn import Learner, corner_predicates
+from isa_learning.probe import probing_word
 from isa_learning.ranges import Holder, Marks
 from isa_learning.sources import constant_kernels
 
@@ -37,26 +38,50 @@ def test_a_bit_that_no_pair_flips_is_found_between_its_neighbours() -> None:
 
 
 class Answering:
-    """A prober that knows a few words."""
+    """A prober of ``arch`` that knows a few words."""
 
-    def __init__(self, texts: dict[int, str]) -> None:
+    def __init__(self, texts: dict[int, str], arch: str) -> None:
+        self.arch = arch
+        self.cache: dict[int, str | None] = {}
         self.known = {probing_word(word): text for word, text in texts.items()}
 
-    def texts(self, words: Iterable[int]) -> list[str | None]:
+    def texts(self, words: Iterable[int], mostly_valid: bool = False) -> list[str | None]:
         """Text per word."""
         return [self.known.get(word) for word in words]
 
 
 def test_words_of_other_targets_are_lent_where_they_say_the_same_in_a_new_shape() -> None:
-    same, other, shaped, own = (0x237 | n << 24 for n in range(4))
+    same, other, shaped, own, wide = (probing_word(0x237 | n << 24) for n in range(5))
     first = Answering(
-        {same: "IMMA.SAT R0, R1", other: "IMMA.E4M3 R0, R2", shaped: "IMMA R0, R4", own: "IMMA R0, R3"}
+        {same: "IMMA.SAT R0, R1", other: "IMMA.E4M3 R0, R2", shaped: "IMMA R0, R4", own: "IMMA R0, R3"}, "sm_100a"
     )
     here = Answering(
-        {same: "IMMA.SAT R0, R1", other: "IMMA.U4 R0, R2", shaped: "IMMA R0, R4", own: "IMMA R0, R3"}
+        {same: "IMMA.SAT R0, R1", other: "IMMA.U4 R0, R2", shaped: "IMMA R0, R4", own: "IMMA R0, R3"}, "sm_103a"
     )
-    family = Family(ZERO, print, Options(), [Home(first, {}, {})])  # type: ignore[arg-type]
-    assert family.native_words(here, {own}, [same, other, shaped, own, 0x238], {0x237}) == sorted([own, same])  # type: ignore[arg-type]
+    sources = [Source("sm_100a", "one", {same, other, shaped, wide}), Source("sm_103a", "two", {own, other})]
+    meant = meanings([first, here], sources)["sm_103a"]  # type: ignore[list-item]
+    assert native_words(here, meant, {0x237}) == sorted([own, same, other])  # type: ignore[arg-type]
+
+
+def test_a_word_of_another_target_counts_only_where_it_says_the_same() -> None:
+    plain, pair, both = (probing_word(0x308 | 2 << 74 | n << 80) for n in range(3))
+    first = Answering({plain: "MUFU.EX2 R0, R0", pair: "MUFU.EX2 R0, R0", both: "MUFU.LG2 R0, R0"}, "sm_100a")
+    other = Answering(
+        {plain: "MUFU.EX2 R0, R0", pair: "MUFU.EX2.BF16x2 R0, R0", both: "MUFU.LG2 R0, R0"}, "sm_103a"
+    )
+    sources = [Source("sm_100a", "one", {plain}), Source("sm_103a", "two", {pair, both, plain})]
+    meant = meanings([first, other], sources)  # type: ignore[list-item]
+    assert meant["sm_100a"].projects == {plain: {"one", "two"}, both: {"two"}}
+    assert (meant["sm_100a"].native, meant["sm_100a"].apart) == ({plain}, {pair})
+    assert meant["sm_103a"].projects == {plain: {"one", "two"}, pair: {"two"}, both: {"two"}}
+    assert meant["sm_103a"].apart == set()
+
+
+def test_two_neighbours_are_flipped_at_once_where_each_alone_leaves_no_instruction() -> None:
+    prober = Answering({}, "sm_120a")
+    prober.cache = {1: "F2FP", **{1 ^ 1 << bit: None for bit in (79, 80, 84)}, 1 ^ 1 << 85: "F2FP.RELU"}
+    learner = Learner(prober, ZERO, print)  # type: ignore[arg-type]
+    assert learner.undefined_alone([1], range(79, 87)) == {1 ^ 3 << 79}
 
 
 def test_corners_try_the_true_predicate_with_the_bit_that_negates_it() -> None:

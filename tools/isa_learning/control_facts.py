@@ -5,13 +5,13 @@ from __future__ import annotations
 import random
 import re
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 
 from isa_learning.corpus import text_words
-from isa_learning.probe import CONTROL_MASK, Prober
+from isa_learning.probe import CONTROL_MASK, Prober, probing_word
 
 from gwatch.sass.isa.effects import BRANCHES
 from gwatch.sass.isa.model import Key, key_of
@@ -32,12 +32,18 @@ class ControlFacts:
     reuse: list[int] = field(default_factory=lambda: [0, 0])
 
 
-def control_facts(paths: Iterable[Path], more: Iterable[int] = ()) -> dict[int, ControlFacts]:
-    """Facts per key over all words of the cubins (each distinct full word of a file counted once) and ``more``."""
+def control_facts(paths: Iterable[Path], more: Iterable[int] = (), apart: Set[int] = frozenset()
+                  ) -> dict[int, ControlFacts]:
+    """Facts per key over all words of the cubins (each distinct full word of a file counted once) and ``more``, those
+    aside whose probing word is in ``apart``."""
     facts: dict[int, ControlFacts] = defaultdict(ControlFacts)
+    keys = {key_of(word) for word in apart}
     for words in chain((set(text_words(path)) for path in paths), [more]):
         for word in words:
-            fact = facts[key_of(word)]
+            key = key_of(word)
+            if key in keys and probing_word(word) in apart:
+                continue
+            fact = facts[key]
             fact.words += 1
             fact.write += word >> 110 & 7 != NONE
             fact.read += word >> 113 & 7 != NONE

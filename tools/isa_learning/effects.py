@@ -11,7 +11,8 @@ import numpy as np
 from isa_learning.control_facts import ASYNC
 from isa_learning.fit import bit_matrix
 from isa_learning.grow import Grower
-from isa_learning.learn import Learner, State, probing_word
+from isa_learning.learn import Learner, State
+from isa_learning.probe import probing_word
 from isa_learning.ranges import Holder, Marks
 
 from gwatch.errors import EncodeError

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import chain
+from typing import NamedTuple
 
 from isa_learning.control_facts import ControlFacts, note_kinds
 from isa_learning.effects import learn_effects
 from isa_learning.enumerate_keys import first_words, more_words, patterns
 from isa_learning.hidden import find_hidden
-from isa_learning.learn import Learner, Log, probing_word
-from isa_learning.probe import Prober
+from isa_learning.learn import Learner, Log
+from isa_learning.probe import Prober, probing_word
 from isa_learning.ranges import Holder
 
 from gwatch.errors import GWatchError
@@ -22,6 +23,52 @@ from gwatch.sass.isa.model import Key, key_of
 
 CHECKS_PER_KEY = 60
 OTHERS = 7
+
+
+class Source(NamedTuple):
+    """Probing words that one project's compilers wrote for ``target``."""
+
+    target: str
+    project: str
+    words: Set[int]
+
+
+class Meant(NamedTuple):
+    """Compiler words that say on a target what they say where they come from: whose they are (by probing word); those
+    that were compiled for its own SM number; and the family's other words, which mean something else here."""
+
+    projects: Mapping[int, Set[str]]
+    native: Set[int]
+    apart: Set[int]
+
+
+Facts = Callable[[Set[int]], dict[int, ControlFacts]]
+"""Control facts per key over all compiler words but those given."""
+
+
+def meanings(probers: Sequence[Prober], sources: Sequence[Source]) -> dict[str, Meant]:
+    """By target, which words of ``sources`` count as compilers' words there.
+
+    The bits of a word of sm_103 may say less on sm_100, where compilers would not have set them: such a word tells
+    nothing about the bits that are hidden there, nor about the opcode's scoreboards.
+    """
+    every = sorted({w for source in sources for w in source.words})
+    texts = {p.arch: dict(zip(every, p.texts(every, True), strict=True)) for p in probers}
+    out = {}
+    for prober in probers:
+        here = texts[prober.arch]
+        number = arch_by_name(prober.arch).number
+        projects: dict[int, set[str]] = defaultdict(set)
+        native: set[int] = set()
+        for source in sources:
+            there = texts[source.target]
+            same = [w for w in source.words if here[w] == there[w]]
+            for word in same:
+                projects[word].add(source.project)
+            if arch_by_name(source.target).number == number:
+                native.update(same)
+        out[prober.arch] = Meant(projects, native, {w for w in every if w not in projects})
+    return out
 
 
 @dataclass
@@ -57,16 +104,14 @@ class Family:
     targets: list[str] = field(default_factory=list)
     reports: dict[str, dict[str, dict[str, object]]] = field(default_factory=dict)
 
-    def learn(self, prober: Prober, real: Iterable[int], native: Iterable[int], facts: dict[int, ControlFacts],
-              projects: Mapping[int, Set[str]]) -> None:
-        """Add a target: compiler words of the whole family and those of this target, control facts, and by probing
-        word the projects whose words they are.
+    def learn(self, prober: Prober, meant: Meant, facts: Facts) -> None:
+        """Add a target: compiler words as they are meant there, and control facts.
 
         Keys that are different on a later target are learned from that target's words, and from those of the others
         that say the same there in a shape which that target's lack.
         """
-        words = sorted(set(real))
-        plain = sorted({probing_word(w) for w in words})
+        words = sorted(meant.projects)
+        plain = sorted(meant.projects.keys() | meant.apart)
         texts = dict(zip(plain, prober.texts(plain, True), strict=True))
         learner = Learner(prober, self.zero, self.log)
         rests = patterns((w for w in plain if texts[w] is not None), learner.random, 48)
@@ -94,7 +139,7 @@ class Family:
         if wanted is not None and not wanted:
             return
         if wanted is not None:
-            words = self.native_words(prober, set(native), words, wanted)
+            words = native_words(prober, meant, wanted)
             learner.only = frozenset(wanted)
         learner.feed_real(words)
         if wanted is not None:
@@ -105,8 +150,8 @@ class Family:
         self.log(f"{prober.arch}: {found} words of {len(learner.states)} keys; {prober.count} asked")
         self.log(f"{prober.arch}: {learner.borrow()} words with borrowed modifiers; {prober.count} asked")
         learner.explore(self.options.rounds, self.options.per_key)
-        learner.finish(words, projects)
-        note_kinds(learner.models(), facts)
+        learner.finish(words, meant.projects)
+        note_kinds(learner.models(), facts(meant.apart))
         for model in learner.models():
             for form in model.forms if model.key in hidden else ():
                 form.hidden = _hidden(form.skeleton)
@@ -122,17 +167,6 @@ class Family:
             self.checks[key] = sorted({*self.checks[key], *map(probing_word, samples)})
         self.neighbours += learner.neighbours()
         self.reports[prober.arch] = learner.report()
-
-    def native_words(self, prober: Prober, native: set[int], words: Sequence[int], wanted: set[int]) -> list[int]:
-        """The target's own compiler words, and of the family's others of the keys ``wanted`` those to lend."""
-        first = self.homes[0].prober
-        lent = [w for w in words if w not in native and key_of(w) in wanted]
-        own = [w for w in native if key_of(w) in wanted]
-        plain = sorted({probing_word(w) for w in (*lent, *own)})
-        here, there = (dict(zip(plain, p.texts(plain), strict=True)) for p in (prober, first))
-        met = {_shape(here[probing_word(w)]) for w in own}
-        return sorted(native | {w for w in lent if (text := here[probing_word(w)]) is not None
-                                and text == there[probing_word(w)] and _shape(text) not in met})
 
     def _differing(self, prober: Prober, words: Sequence[int]) -> set[int]:
         """Finds for each key the home where every word has the same text; returns the keys that have none."""
@@ -170,6 +204,15 @@ class Family:
                 model.targets = () if targets == set(self.targets) else tuple(t for t in self.targets if t in targets)
                 out.append(model)
         return out
+
+
+def native_words(prober: Prober, meant: Meant, wanted: Set[int]) -> list[int]:
+    """The target's own compiler words of the keys ``wanted``, and of the family's others those that show a shape which
+    they lack."""
+    words = sorted(w for w in meant.projects if key_of(w) in wanted)
+    shapes = dict(zip(words, map(_shape, prober.texts(words)), strict=True))
+    met = {shapes[w] for w in words if w in meant.native}
+    return [w for w in words if w in meant.native or shapes[w] not in met | {None}]
 
 
 def _shape(text: str | None) -> tuple[object, ...] | None:

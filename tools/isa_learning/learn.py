@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from functools import reduce
 from operator import or_
@@ -12,21 +12,24 @@ from operator import or_
 from isa_learning.control_facts import ASYNC, note_control
 from isa_learning.derive import derive_shapes
 from isa_learning.fit import PROBED_BITS, Fitter, Samples
-from isa_learning.probe import CONTROL_MASK, PROBE_CONTROL, Prober, is_relative
+from isa_learning.probe import CONTROL_MASK, GUARD, PROBE_CONTROL, Prober, is_relative, probing_word
 
 from gwatch.errors import GWatchError
 from gwatch.sass.isa import tree
 from gwatch.sass.isa.lex import Cut, cut, pieces
 from gwatch.sass.isa.model import KEY_BIT, Choice, Form, Key, key_of
 
-GUARD = 7 << 12
 SWEEP = 1200
 SEEDS = 14
 OPCODE_BITS = 0x1FF
 """An opcode's lower bits; the others of its key say of which kinds its operands are."""
 MODIFIERS = ((1 << 105) - (1 << 72)) & ~(1 << KEY_BIT)
 BORROWING = 2
+POLICY_BIT = 101
+"""An access whose descriptor nvdisasm hides has a cache policy of its own where this bit is set."""
 WIDE = 16
+FORMS, CROWDED = 16, 40
+"""Opcodes of more forms than this get so many more guesses for each: LDGSTS has 48, of which compilers write 9."""
 Log = Callable[[str], None]
 
 
@@ -45,11 +48,6 @@ class State:
     unfitted: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     failures: list[tuple[str, str | None]] = field(default_factory=list)
-
-
-def probing_word(word: int) -> int:
-    """``word`` with guard PT and the control word under which every opcode decodes."""
-    return word & ~CONTROL_MASK & ~(0xF << 12) | PROBE_CONTROL | GUARD
 
 
 class Learner:
@@ -176,6 +174,11 @@ class Learner:
             self.fit()
             self.log(f"round {number + 1}: {checked} checked, {wrong} wrong, {unknown} unknown; "
                      f"{self.prober.count} asked")
+        if self.prober.hidden:
+            found = self.feed(word ^ 1 << POLICY_BIT for key in sorted(self.states) if key in self.prober.hidden
+                              for word in self.states[key].samples.words)
+            self.fit()
+            self.log(f"cache policies: {found} new words; {self.prober.count} asked")
 
     def finish(self, words: Iterable[int], projects: Mapping[int, Set[str]]) -> None:
         """Everything that needs the final models; ``projects``: whose words they are, by probing word."""
@@ -228,6 +231,8 @@ class Learner:
             bits = [b for b in PROBED_BITS if not owned >> b & 1 and self._matters(samples, b)]
             limit = real if samples.real else other
             seeds = sorted(samples.flipped, key=lambda w: (w not in samples.real, w))
+            if not samples.real:
+                words |= self.undefined_alone(seeds, bits)
             if len(bits) <= 10:
                 mask = sum(1 << b for b in bits)
                 for seed in seeds[:2]:
@@ -242,6 +247,13 @@ class Learner:
                         word ^= 1 << bit
                 words.add(word)
         return self.feed(words)
+
+    def undefined_alone(self, seeds: Iterable[int], bits: Collection[int]) -> set[int]:
+        """Words with two neighbouring bits flipped of which each alone leaves no instruction: ``.RZ`` is 3 where 1
+        and 2 are no rounding."""
+        cache = self.prober.cache
+        return {seed ^ 3 << bit for seed in seeds for bit in bits if bit + 1 in bits
+                and cache.get(seed ^ 1 << bit, "") is None and cache.get(seed ^ 2 << bit, "") is None}
 
     def corners(self, real: int = 4, other: int = 1) -> int:
         """Numbers at the ends of their ranges: aliases like IMAD.SHL hang on one value of an operand."""
@@ -323,7 +335,8 @@ class Learner:
         for key, state in sorted(self.states.items()):
             if state.model is not None:
                 rng = random.Random(self.rounds << 16 | key)  # what one key learns must not change another's guesses
-                words |= set(self._mutations(state, per_key if state.samples.real else per_key // 3, rng))
+                many = CROWDED * max(0, len(state.model.forms) - FORMS)
+                words |= set(self._mutations(state, per_key + many if state.samples.real else per_key // 3, rng))
                 words |= set(self._enumerations(state, enumerate_bits, rng))
                 words |= _negations(state)
         todo = sorted(w for w in words if w not in self.prober.cache)

@@ -13,9 +13,15 @@ from gwatch.sass.nvdisasm import RELATIVE, probe_words, version
 
 CONTROL_MASK = ((1 << 21) - 1) << 105
 PROBE_CONTROL = 0x7F1 << 105
+GUARD = 7 << 12
 _GLOBAL = re.compile(r" (\[R(?:\d+|Z)\.64(?:\+-?0x[0-9a-f]+)?\])")
 _LAST_HEX = re.compile(r"(-?0x[0-9a-f]+)$")
 _RELATIVE = re.compile(r"(?:@!?U?P[0-9T]+ +)?(" + "|".join(map(re.escape, RELATIVE)) + r")\b")
+
+
+def probing_word(word: int) -> int:
+    """``word`` with guard PT and the control word under which every opcode decodes."""
+    return word & ~CONTROL_MASK & ~(0xF << 12) | PROBE_CONTROL | GUARD
 
 
 class Prober:
@@ -42,13 +48,13 @@ class Prober:
                 self.cache[word] = self._whole(word, text)
             todo = [w for w in todo if w not in self.cache]
         if todo:
-            probe = probe_words(self.arch, todo, pc=-16, mostly_valid=mostly_valid, fatal_limit=2)
+            # However often an opcode stops nvdisasm: which words were left out would depend on what is asked together.
+            probe = probe_words(self.arch, todo, pc=-16, mostly_valid=mostly_valid)
             self.runs += probe.runs
             self.count += len(todo)
             answers = [(word, _clean(text)) for word, text in zip(todo, probe.texts, strict=True)]
             if self.disk is not None:
-                skipped = {todo[i] for i in probe.skipped}  # not asked in this batch, perhaps in the next
-                self.disk.put([(word, text) for word, text in answers if word not in skipped])
+                self.disk.put(answers)
             for word, text in answers:
                 self.cache[word] = self._whole(word, text)
         return [self.cache[w] for w in wanted]

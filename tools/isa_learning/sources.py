@@ -1140,6 +1140,15 @@ def _ptxas() -> str:
     return ptxas
 
 
+def ptxas_version() -> str:
+    """Version of the ptxas in PATH, e.g. "13.0.88"."""
+    done = subprocess.run([_ptxas(), "--version"], capture_output=True, text=True, check=True)
+    found = re.search(r"\bV([\d.]+)", done.stdout)
+    if found is None:
+        raise ToolError("ptxas-missing", f"{_ptxas()} is no ptxas", "put the folder of one first in PATH")
+    return found[1]
+
+
 def own_inputs(arch: str, kernels: Sequence[str], options: Sequence[str] = OPTIMIZED) -> str:
     """All that :func:`own_words` depends on: the architecture, ptxas' version and options, the sources."""
     done = subprocess.run([_ptxas(), "--version"], capture_output=True, text=True, check=True)
