@@ -9,7 +9,8 @@ with nvdisasm's letter by letter. Then two texts are encoded and the word compar
 also shows what nvdisasm hides, and nvdisasm's own.
 
 exact      the same word                            refused    by name
-another's  nvdisasm's text of this word is another's canonical text (sm_80-89: a cache policy of its own)
+another's  nvdisasm's text of an access with a cache policy (sm_80-89) is the canonical one of the plain access, whose
+           descriptor it hides: it prints ``desc[..]`` where the policy stands, so one of the two has to differ
 ambiguous  several words have this text: refused    wrong      another word (the build fails on one)
 by rule    exact, with bits that no text shows taken from compiler words of another shape, which all agree
 
@@ -39,6 +40,7 @@ from gwatch.sass.arch import Arch, arch_by_name  # noqa: E402
 from gwatch.sass.control import CONTROL_MASK, Control  # noqa: E402
 from gwatch.sass.isa import Isa, isa_for  # noqa: E402
 from gwatch.sass.isa.isa import Isa as IsaClass  # noqa: E402
+from gwatch.sass.isa.lex import DESCRIPTOR, POLICY  # noqa: E402
 from gwatch.sass.isa.table import Table  # noqa: E402
 from gwatch.sass.nvdisasm import disassemble_words  # noqa: E402
 
@@ -114,9 +116,10 @@ class Comparison:
                 if same:
                     self.counts[f"nvdisasm text {kind}"] += 1
                 else:
-                    self._encoded(text, word, "nvdisasm text ")
+                    policy = POLICY in ours.canonical and ours.canonical.replace(POLICY, DESCRIPTOR) == text
+                    self._encoded(text, word, "nvdisasm text ", policy)
 
-    def _encoded(self, text: str, word: int, prefix: str) -> str:
+    def _encoded(self, text: str, word: int, prefix: str, policy: bool = False) -> str:
         try:
             made = self.isa.encode(text, Control.from_word(word), PC)
         except GWatchError as error:
@@ -127,7 +130,7 @@ class Comparison:
             self.counts[f"{prefix}exact"] += 1
             self.counts[f"{prefix}by rule"] += not self.isa.seen_in_compiler_code(word)
             return "exact"
-        kind = "another's" if prefix and self.isa.decode(made, PC).canonical == text else "wrong"
+        kind = "another's" if policy and self.isa.decode(made, PC).canonical == text else "wrong"
         self.note(f"{prefix}{kind}", text, word, f"{made:032x}")
         return kind
 

@@ -59,8 +59,10 @@ def test_every_golden_text_gives_its_word(isa: Isa) -> None:
         try:
             made = isa.encode(text)
         except EncodeError as error:
-            # Shapes that no compiler word has may be refused; compilers' words only for a NaN's payload.
-            assert not isa.seen_in_compiler_code(word) or error.code == "nan-payload", (text, str(error))
+            # Compilers' words are refused for a NaN's payload only; derived ones, too, where bits that no text shows
+            # are known from one project's words alone.
+            allowed = {"nan-payload"} if isa.seen_in_compiler_code(word) else {"nan-payload", "encode-ambiguous"}
+            assert error.code in allowed or not isa.in_compiler_code(word), (text, str(error))
             continue
         assert isa.decode(made).text == text
         assert made == word or not isa.in_compiler_code(word), text
