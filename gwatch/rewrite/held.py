@@ -4,12 +4,12 @@ A store is what a record costs a busy kernel. Where one site always follows anot
 else records, the first only reads the clock; the record of the second has room for two such times.
 
 At warp level the lanes that leave a site must be those that left the one before, or fewer: a warp that came to the
-first in two groups and to the second in one would have made two records there. Measured on the H200: diverged groups
-join at WARPSYNC, and where they sleep in one loop (NANOSLEEP); not where they meet at an instruction, at BAR.SYNC, at
-an mbarrier's try_wait, or at MEMBAR. Whether they do at a BSYNC where each has come by the BSSY by itself wasn't
-measured. So none of these may stand between two such sites. Groups that part between them each make a record; the
+first in two groups and to the second in one would have made two records there. That can't be where the whole warp comes
+to the first (:mod:`gwatch.sass.convergence`). Elsewhere nothing at which groups may join stands between the two:
+measured on the H200, they join at WARPSYNC, and where they wait or sleep in one loop (an mbarrier's try_wait, YIELD,
+NANOSLEEP), not where they merely meet at an instruction. Groups that part between the two each make a record; the
 decoder tells by its time, a cycle in which a warp issues once, that the first site's is the same. The ns timer's steps
-don't tell, so with it no branch may stand between two such sites.
+don't tell, so with it no branch may stand between two such sites, unless the whole warp comes to both.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ import itertools
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from gwatch.sass.cfg import Flow
+from gwatch.sass.convergence import Convergence
 
 if TYPE_CHECKING:
     from gwatch.rewrite.surroundings import Surroundings
@@ -28,7 +30,8 @@ if TYPE_CHECKING:
 WORDS = ("x", "y")
 _GOES_ON = (Flow.NEXT, Flow.BRANCH, Flow.REFERENCE, Flow.SPLIT)
 _SEARCHED = 2000
-_JOINS = ("BSYNC", "WARPSYNC", "ENDCOLLECTIVE", "NANOSLEEP", "YIELD")
+_JOINS = frozenset({"BAR", "BSYNC", "ENDCOLLECTIVE", "MEMBAR", "NANOSLEEP", "WARPSYNC", "YIELD"})
+_ASKS = "SYNCS.PHASECHK"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +97,7 @@ class _Paths:
         """The record that follows the one at ``index`` on every path, and that no path reaches without it; None where
         there is none, or where a warp's groups may join before it, or part and mayn't (``by_warp``)."""
         ranges = self._ahead(index)
-        if ranges is None or (by_warp and len(ranges) > 1 and not self.may_part):
+        if ranges is None:
             return None
         found = {end for _, end in ranges if self._stops_at(end)}
         if len(found) != 1:
@@ -102,7 +105,14 @@ class _Paths:
         (after,) = found
         if after == index or not self._only_from(after, index):
             return None
-        return None if by_warp and self._may_join(ranges) else after
+        if by_warp and (self._may_join(ranges) or (len(ranges) > 1 and not self.may_part)):
+            whole = self._convergence.together(index) and (self.may_part or self._convergence.together(after))
+            return after if whole else None
+        return after
+
+    @cached_property
+    def _convergence(self) -> Convergence:
+        return Convergence(self.cfg, self._view)
 
     def _block(self, index: int) -> int:
         return bisect_right(self._starts, index) - 1
@@ -166,4 +176,5 @@ class _Paths:
         return found
 
     def _may_join(self, ranges: Sequence[tuple[int, int]]) -> bool:
-        return any(self._view.facts(index).mnemonic in _JOINS for start, end in ranges for index in range(start, end))
+        facts = (self._view.facts(index) for start, end in ranges for index in range(start, end))
+        return any(item.mnemonic in _JOINS or item.opcode.startswith(_ASKS) for item in facts)

@@ -32,6 +32,7 @@ MATMUL = ROOT / "examples" / "cuda" / "trace" / "matmul_sm90.cubin"
 KERNEL = "hgmma_matmul"
 WRITTEN_MEANWHILE = 6
 """A general register that its producer writes between its first scope's start and its second one's end."""
+CUTE = ROOT / "tests" / "scopes" / "data" / "cute_hgmma.cubin"
 HOPPER = ROOT / "tests" / "scopes" / "data" / "hgmma_matmul.cubin"
 
 
@@ -85,35 +86,79 @@ def test_sites_that_follow_each_other_need_one_record_for_three() -> None:
     assert held(STRAIGHT, 1, 5, others=[3]) == {}
 
 
-def test_a_wait_may_stand_between_them() -> None:
-    spin = [line.replace("BSSY B0, 0x60", STRAIGHT[0]).replace("BSYNC B0", STRAIGHT[0]) for line in WAIT]
-    assert held(spin, 2, 6, 8) == {2: (8, "x"), 6: (8, "y")}
-    assert held(spin, 3, 6) == {} == held(spin, 3, 6, by_warp=False)  # a trip of the wait comes by the first alone
+WHOLE = [
+    "MOV R6, c[0x0][0x160]",  # 0
+    "MOV R7, 0x4",  # 1
+    "IADD3 R0, R0, 0x1, RZ",  # 2: the loop's start
+    "SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR5], R6",  # 3: one answer for a whole warp
+    "@!P0 NANOSLEEP.SYNCS 0x989680",  # 4
+    "@!P0 BRA 0x30",  # 5
+    "IADD3 R7, R7, -0x1, RZ",  # 6
+    "BAR.SYNC 0x0",  # 7
+    "IADD3 R0, R0, 0x4, RZ",  # 8
+    "ISETP.NE.AND P1, PT, R7, RZ, PT",  # 9
+    "@P1 BRA 0x20",  # 10
+    "EXIT",  # 11
+]
+
+
+def test_a_wait_of_a_whole_warp_may_stand_between_them() -> None:
+    assert held(WHOLE, 2, 6, 8) == {2: (8, "x"), 6: (8, "y")}
+    assert held(WHOLE, 2, 6, 8, may_part=False) == {2: (8, "x"), 6: (8, "y")}
+    assert (
+        held(WHOLE, 3, 6) == {} == held(WHOLE, 3, 6, by_warp=False)
+    )  # a trip of the wait comes by the first alone
     # From the last of a trip to the first of the next one there is also the way out.
-    assert held(spin, 1, 8) == {1: (8, "x")}
-    assert held(spin, 8) == {}
+    assert held(WHOLE, 2, 8) == {2: (8, "x")}
+    assert held(WHOLE, 8) == {}
+    for line, parts in (
+        (0, "S2R R6, SR_TID.X"),  # lanes that ask for two phases get two answers
+        (3, "LDS R9, [R6]"),  # or wait for what each loads
+        (6, "IADD3 R7, R7, R0, RZ"),  # and lanes whose number of trips differs leave each other behind
+        (8, "@P2 BRA 0xb0"),
+    ):
+        changed = [*WHOLE[:line], parts, *WHOLE[line + 1 :]]
+        if line == 3:
+            changed[4] = "ISETP.NE.AND P0, PT, R9, RZ, PT"
+            assert held(changed, 2, 6) == {2: (6, "x")}
+            changed[4] = "YIELD"
+        assert held(changed, 2, 6) == {}, parts
+        assert held(changed, 2, 6, by_warp=False) == {2: (6, "x")}, parts
 
 
 def test_what_may_join_groups_of_a_warp_keeps_warp_level_sites_apart() -> None:
     """The first in two groups and the second in one: the first's second visit would have no record."""
-    assert held(WAIT, 2, 6, 8) == {6: (8, "x")}
+    assert held(WAIT, 2, 6, 8) == {}
     assert held(WAIT, 2, 6, 8, by_warp=False) == {2: (8, "x"), 6: (8, "y")}
     assert held(WAIT, 5, 6) == {} and held(WAIT, 5, 6, by_warp=False) == {5: (6, "x")}
-    for join in ("WARPSYNC.ALL", "NANOSLEEP 0x64", "@P0 BSYNC B0", "BSYNC P0, B0"):
-        joins = ["BSSY B0, 0x30", *STRAIGHT[:2], join, *STRAIGHT[4:]]
+    parts = ["@P0 BRA 0x10"]
+    for join in (
+        "WARPSYNC.ALL",
+        "NANOSLEEP 0x64",
+        "YIELD",
+        "@P0 BSYNC B0",
+        "BSYNC P0, B0",
+        "BAR.SYNC 0x0",
+        "MEMBAR.SC.GPU",
+        "SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR5], R6",
+        "SYNCS.PHASECHK.TRANS64 P0, [UR5], R6",
+    ):
+        joins = [*parts, *STRAIGHT[:2], join, *STRAIGHT[4:]]
         assert held(joins, 1, 5) == {}, join
         assert held(joins, 3, 5) == {}, join
         assert held(joins, 4, 5) == {4: (5, "x")}, join
         assert held(joins, 1, 3) == {1: (3, "x")}, join
         assert held(joins, 1, 5, by_warp=False) == {1: (5, "x")}, join
-    for passed in ("BAR.SYNC 0x0", "MEMBAR.SC.GPU", "BSSY B0, 0x50", "SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR5], R6"):
-        assert held([*STRAIGHT[:3], passed, *STRAIGHT[4:]], 1, 5) == {1: (5, "x")}, passed
+        assert held([*STRAIGHT[:1], *joins[1:]], 1, 5) == {1: (5, "x")}, f"{join} of a whole warp"
+    for passed in ("SYNCS.ARRIVE.TRANS64 RZ, [UR5], R6", "BSSY B0, 0x50", "LDG.E R9, desc[UR4][R2.64]"):
+        assert held([*parts, *STRAIGHT[:2], passed, *STRAIGHT[4:]], 1, 5) == {1: (5, "x")}, passed
 
 
 def test_a_clock_that_moves_in_steps_keeps_warp_level_sites_apart_where_groups_may_part() -> None:
     """Two groups could have held one time, each since a visit of its own, or both since one."""
     parts = [*STRAIGHT[:2], "@P0 BRA 0x40", *STRAIGHT[3:]]
     assert held(parts, 1, 5) == {1: (5, "x")}
+    assert held(parts, 1, 5, may_part=False) == {}
     assert held(parts, 1, 5, 7, may_part=False) == {5: (7, "x")}
     assert held(parts, 1, 5, may_part=False, by_warp=False) == {1: (5, "x")}
 
@@ -220,7 +265,7 @@ def test_every_visit_is_told_once_at_its_time(
 
 
 def scopes(cubin: Cubin) -> list[SassTraceSite]:
-    return list(scope_sites(cubin.get_kerneldef_by_name(KERNEL), {}, True)[0])
+    return list(scope_sites(cubin.get_kerneldef_by_regex("hgmma"), {}, True)[0])
 
 
 def stores(plan: TracePlan) -> int:
@@ -246,6 +291,20 @@ def test_two_scopes_a_step_of_a_pipeline_cost_a_store_a_role(cubin: Cubin) -> No
     assert stores(plan) == 3 and stores(plan_trace(cubin, KERNEL, sites, clock="sm", hold=False)) == 6
     assert [plan.placed(number).texts[0].split()[0] for number in (0, 1, 2, 5)] == ["CS2R.32"] * 4
     assert plan.placed(1) is plan.placed(2) and plan.placed(0) is not plan.placed(1)
+
+
+def test_waits_of_whole_warps_cost_no_record_of_their_own() -> None:
+    """CuTeDSL's product: its producer is a warp, not one thread, and no wait parts it. A clock in steps does, too."""
+    cubin = Cubin.from_file(CUTE)
+    (kernel,) = cubin.get_map_kernel_def()
+    sites = scopes(cubin)
+    for clock in ("sm", "gpu"):
+        plan = plan_trace(cubin, kernel, sites, clock=clock)
+        assert [(site.shared_with, site.time_in) for site in plan.site_map.sites] == [
+            (3, "x"), (3, "y"), (3, "y"), (None, "time"), (7, "x"), (7, "y"), (7, "y"), (None, "time"),
+        ], clock  # fmt: skip
+        assert stores(plan) == 2 and stores(plan_trace(cubin, kernel, sites, clock=clock, hold=False)) == 6
+        assert plan.rewritten.registers_after == plan.rewritten.registers_before == 168
 
 
 def test_a_register_that_the_kernel_writes_meanwhile_is_no_home_of_a_time(

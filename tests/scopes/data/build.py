@@ -19,7 +19,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
 ARCHS = ("75", "80", "86", "89", "90", "90a", "100a", "103a", "120", "121")
-sys.path[:0] = [str(ROOT), str(ROOT / "examples/cuda/trace")]
+sys.path[:0] = [str(ROOT), str(ROOT / "examples/cuda/trace"), str(ROOT / "tests/gpu/programs")]
 
 
 def nvcc(kind: str, arch: str, source: Path, target: Path, *more: str) -> None:
@@ -49,7 +49,7 @@ def cuda() -> None:
 
 
 def cute() -> None:
-    """The example's matrix product."""
+    """The example's matrix product, and the warp-specialised one that runs on a GPU of sm_90."""
     folder = tempfile.mkdtemp()
     os.environ.update(
         CUTE_DSL_ARCH="sm_90a", CUTE_DSL_KEEP_PTX="1", CUTE_DSL_KEEP_CUBIN="1", CUTE_DSL_DUMP_DIR=folder
@@ -62,7 +62,16 @@ def cute() -> None:
     tensors = [make_fake_compact_tensor(cutlass.Float32, (256, 256), stride_order=(1, 0)) for _ in range(3)]
     dsl.compile(example.matmul, *tensors, 256, True)
     for path in Path(folder).iterdir():
-        (HERE / f"cute_matmul{path.suffix}").write_bytes(path.read_bytes())
+        path.rename(HERE / f"cute_matmul{path.suffix}")
+    import cute_hgmma as product
+
+    halves = [
+        make_fake_compact_tensor(cutlass.Float16, (8192, size), stride_order=(1, 0), assumed_align=16)
+        for size in (4096, 4096, 8192)
+    ]
+    dsl.compile(product.hgmma, *halves, 132, True)
+    (made,) = Path(folder).glob("*.cubin")
+    (HERE / "cute_hgmma.cubin").write_bytes(made.read_bytes())
 
 
 def triton() -> None:
