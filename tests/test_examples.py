@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import ctypes.util
+import os
 import subprocess
 import sys
 import zipfile
@@ -17,7 +20,11 @@ import package_loaders  # noqa: E402
 
 def test_the_demo_lists_rewrites_and_shows_a_recorded_trace() -> None:
     result = subprocess.run(
-        [sys.executable, str(ROOT / "examples/demo.py")], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, str(ROOT / "examples/demo.py")],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     assert result.returncode == 0, result.stderr
     assert "BAR.SYNC.DEFER_BLOCKING 0x0" in result.stdout
@@ -29,11 +36,29 @@ def test_the_demo_lists_rewrites_and_shows_a_recorded_trace() -> None:
 def test_the_visit_counter_writes_a_cubin_that_reads_back(tmp_path: Path) -> None:
     target = tmp_path / "counted.cubin"
     cubin = ROOT / "examples/cuda/trace/matmul_sm90.cubin"
-    command = [sys.executable, str(ROOT / "examples/visit_counter.py"), str(cubin), "matmul", "40", str(target)]
+    command = [
+        sys.executable,
+        str(ROOT / "examples/visit_counter.py"),
+        str(cubin),
+        "matmul",
+        "40",
+        str(target),
+    ]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert result.returncode == 0, result.stderr
     listing = subprocess.run(
-        [sys.executable, "-m", "gwatch", "rewrite", str(target), "--kernel", "matmul", "--list", "--only", "REDG"],
+        [
+            sys.executable,
+            "-m",
+            "gwatch",
+            "rewrite",
+            str(target),
+            "--kernel",
+            "matmul",
+            "--list",
+            "--only",
+            "REDG",
+        ],
         capture_output=True,
         text=True,
         timeout=60,
@@ -52,6 +77,19 @@ def test_a_loader_that_crashes_is_named_and_the_next_one_is_tried(tmp_path: Path
     assert len(package_loaders.LOADERS) == 4
 
 
+def test_what_is_compiled_links_the_cpp_library_that_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = Path(ctypes.util.find_library("stdc++") or pytest.skip("no C++ library here"))
+    ctypes.CDLL(str(library))
+    monkeypatch.setenv("LIBRARY_PATH", "/elsewhere")
+    for _ in range(2):
+        package_loaders.share_cpp_library(tmp_path / "lib")
+    assert (tmp_path / "lib/libstdc++.so").resolve().name.startswith("libstdc++.so.6")
+    first, *_, last = os.environ["LIBRARY_PATH"].split(os.pathsep)
+    assert (first, last) == (str(tmp_path / "lib"), "/elsewhere")
+
+
 def test_the_last_loader_knows_the_launch_from_the_wrapper(tmp_path: Path) -> None:
     fixtures = ROOT / "tests/inspect/fixtures"
     image = (fixtures / "vector_copy.cubin").read_bytes()
@@ -60,7 +98,9 @@ def test_the_last_loader_knows_the_launch_from_the_wrapper(tmp_path: Path) -> No
     for name in ("copy.pt2", "other.pt2"):
         with zipfile.ZipFile(tmp_path / name, "w") as archive:
             archive.writestr(f"copy/data/aotinductor/model/{cubin}", image)
-            archive.writestr("copy/data/aotinductor/model/k.wrapper.cpp", wrapper if name == "copy.pt2" else "")
+            archive.writestr(
+                "copy/data/aotinductor/model/k.wrapper.cpp", wrapper if name == "copy.pt2" else ""
+            )
     found, kernel = package_loaders.launch_data(tmp_path / "copy.pt2")
     assert found == image and (kernel.name, kernel.num_warps) == ("copy_kernel", 4)
     assert [argument.is_pointer for argument in kernel.arguments] == [True, True, False]

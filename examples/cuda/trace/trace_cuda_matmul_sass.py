@@ -97,7 +97,9 @@ def trace(path: Path, sites: list[SassTraceSite], clock: str, size: int) -> Trac
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--source-line", type=int, default=29)
     parser.add_argument("--clock", choices=("gpu", "sm", "anchor"), default="gpu")
     parser.add_argument("--size", type=int, default=256, help="matrix size, a multiple of 16 (default 256)")

@@ -32,7 +32,10 @@ TILE = (128, 256, 64)
 STAGES, WARPGROUP, CONSUMER_WARPS = 4, 128, 8
 THREADS = 3 * WARPGROUP
 NAMES = {1: "wait for slot", 2: "issue loads", 3: "wait for data", 4: "multiply"}
-ROLES = {"producer": ((0,), range(4)), "consumer": (range(4, 12), range(4, 8))}  # warps; sites, two a scope of NAMES
+ROLES = {
+    "producer": ((0,), range(4)),
+    "consumer": (range(4, 12), range(4, 8)),
+}  # warps; sites, two a scope of NAMES
 LAUNCHES, WARM = 14, 4
 GROUP = 16  # row tiles that run together, so that they meet B's tiles in the L2 cache
 

@@ -107,7 +107,9 @@ def product(size: int = 256) -> dict[str, object]:
             assert result["outputs"] == "identical", f"{name}: {result['outputs']}"
             rows = threads // 32 if warp else threads
             counts = np.bincount(result["records"]["site"], minlength=4)
-            assert counts.tolist() == [rows * steps] * 4, f"{name}: {counts.tolist()} for {rows} rows of {steps} steps"
+            assert counts.tolist() == [rows * steps] * 4, (
+                f"{name}: {counts.tolist()} for {rows} rows of {steps} steps"
+            )
             assert result["dropped"] == 0
             section = Section_IntraKernelTrace()
             section.add_run(result)

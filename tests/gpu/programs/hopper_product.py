@@ -23,7 +23,9 @@ most = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYT
 call("cuFuncSetAttribute", kernel, most, SHARED_BYTES)
 maps = tensor_map(product.a), tensor_map(product.b)
 for _ in range(4):
-    launch(kernel, (product.grid, 1, 1), (THREADS, 1, 1), *maps, product.c, *product.shape, shared=SHARED_BYTES)
+    launch(
+        kernel, (product.grid, 1, 1), (THREADS, 1, 1), *maps, product.c, *product.shape, shared=SHARED_BYTES
+    )
 torch.cuda.synchronize()
 close = bool(torch.allclose(product.c, product.a @ product.b.T, rtol=1e-2, atol=0.5))
 sys.stdout.write(f"digest {close} {product.c.view(torch.int16).sum().item()}\n")

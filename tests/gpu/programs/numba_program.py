@@ -4,7 +4,9 @@ import sys
 
 import numpy
 
-numpy.row_stack = getattr(numpy, "row_stack", numpy.vstack)  # older numba asks for it, newer numpy has it no more
+numpy.row_stack = getattr(
+    numpy, "row_stack", numpy.vstack
+)  # older numba asks for it, newer numpy has it no more
 from numba import cuda  # noqa: E402
 
 

@@ -1,7 +1,7 @@
 """Threads that train, load and unload modules, capture and replay graphs, and fail, for a number of seconds.
 
-Prints what was done, and the host and device memory used after half of the time and at the end; results that are
-wrong end it.
+Prints what was done, and the least host and device memory used in a part before half of the time and in one at its end
+(other programs on the device come and go); results that are wrong end it.
 """
 
 import faulthandler
@@ -15,6 +15,7 @@ from cudadriver import call, launch
 
 SECONDS = float(sys.argv[1])
 SOURCE = b'extern "C" __global__ void fill(int* x, int v) { x[blockIdx.x * blockDim.x + threadIdx.x] = v; }'
+SAMPLES = 60
 stop, failures = threading.Event(), []
 counts = dict.fromkeys(("steps", "loads", "replays", "errors"), 0)
 
@@ -108,15 +109,15 @@ faulthandler.dump_traceback_later(SECONDS + 60, exit=True)  # a deadlock shows e
 threads = [forever(body) for body in (train, train, load, replay, fail)]
 for thread in threads:
     thread.start()
-stop.wait(SECONDS / 2)
-early = memory()
-stop.wait(SECONDS / 2)
+samples = []
+while len(samples) < SAMPLES and not stop.wait(SECONDS / SAMPLES):
+    samples.append(memory())
 stop.set()
 for thread in threads:
     thread.join(45)
     assert not thread.is_alive(), "a thread never came back"
 faulthandler.cancel_dump_traceback_later()
 torch.cuda.synchronize()
-late = memory()
 assert not failures, failures
+early, late = (tuple(map(min, *samples[end - SAMPLES // 5 : end])) for end in (SAMPLES // 2, SAMPLES))
 sys.stdout.write(f"did {counts}\nmemory MiB {early[0]} {late[0]} {early[1]} {late[1]}\n")
