@@ -26,7 +26,7 @@ from gwatch.cuda.driver import driver  # noqa: E402
 from gwatch.errors import ToolError  # noqa: E402
 
 MODULES = (
-    "bottlenecks,clocks,consistency,control,frameworks,matmul,process,records,registers,scopes,state,values"
+    "bottlenecks,clocks,consistency,control,frameworks,groups,matmul,process,records,registers,scopes,state,values"
 )
 
 

@@ -74,7 +74,7 @@ _SIDE_BY_SIDE = ("-n", "6") if importlib.util.find_spec("xdist") else ()
 
 STEPS = (
     _checks("matmul,values", 240),
-    _checks("control", 300),
+    _checks("control,groups", 300),
     _checks("records,registers,state", 240),
     _checks("frameworks", 200),
     _tests("do_trace", 200),
