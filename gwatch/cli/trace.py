@@ -103,16 +103,24 @@ def _dim3(text: str) -> tuple[int, int, int]:
 def run(args: argparse.Namespace) -> int:
     """Run the command.
 
-    The program's exit code when it is not 0; else 0, 1 for outputs that differ, 2 for several matching kernels or
-    where driver, CUPTI or a package is missing, 3 when nothing was recorded.
+    The program's exit code when it is not 0; else 0, 1 for outputs that differ or a kernel that hangs, 2 for several
+    matching kernels or where driver, CUPTI or a package is missing, 3 when nothing was recorded.
     """
-    from gwatch.cuda.program.collected import outputs_of, process_names, refuse_existing, run_program
+    from gwatch.cuda.program.collected import (
+        outputs_of,
+        process_names,
+        ranks_there,
+        refuse_existing,
+        run_program,
+    )
     from gwatch.cuda.program.places import check_syntax
 
     options = _options(args)
     check_syntax(options)
     if args.list and args.output is not None:
-        raise UsageError("usage", "--list traces nothing, so there is no report to write", "leave -o or --list out")
+        raise UsageError(
+            "usage", "--list traces nothing, so there is no report to write", "leave -o or --list out"
+        )
     if args.output is not None:
         from gwatch.common.format.file import form_of
 
@@ -120,15 +128,13 @@ def run(args: argparse.Namespace) -> int:
     target = args.program[1:] if args.program[:1] == ["--"] else args.program
     report = args.output if args.output is not None and args.output.suffix.lower() != ".gwatch" else None
     if not args.list:
-        refuse_existing([*outputs_of(args.output, 1, ()), *([report] if report else [])], args.force)
+        (archive,) = outputs_of(args.output, 1, ())
+        refuse_existing([archive, *([report] if report else []), *ranks_there(archive)], args.force)
     with run_program(target, options, os.environ) as (program, folder):
         if args.list:
-            return program.code or _list(program, options, args.json)
-        hanging = [item for item in program.processes if item["state"] == "hanging"]
-        if hanging:
-            return _hang(hanging)
-        if any(item["ambiguous"] for item in program.watched):
-            return _ambiguous(program, options)
+            return _list(program, options, args.json)
+        if any(item.get("ambiguous") for item in program.watched):
+            return _ambiguous(program, options, args.json)
         traced = [item for item in program.watched if item["archive"]]
         names = process_names(traced)
         archives = outputs_of(args.output, len(traced), names)
@@ -189,57 +195,70 @@ def _write(sources: list[Path], archives: list[Path], names: list[str], report: 
 
 
 def _list(program: Program, options: ProgramOptions, as_json: bool) -> int:
-    from gwatch.cuda.program.collected import causes, hindered, process_names
+    from gwatch.cuda.program.collected import causes, hindered, lost, process_names, troubles
     from gwatch.cuda.program.launches import table_lines
     from gwatch.cuda.program.outcome import table_notes
 
     watched = program.watched
+    listed = [[row for row in item["kernels"] if row["kernel"] in item["wanted"]] for item in watched]
+    reasons = [] if any(listed) else causes(program, options)
     if as_json:
-        import json
-
-        print(json.dumps({"exit_code": program.code, "processes": list(program.processes)}))
-        return 0 if watched else _REFUSED if hindered(causes(program, options)) else _NOTHING
-    for name, item in zip(process_names(watched), watched, strict=True):
-        rows = [row for row in item["kernels"] if row["kernel"] in item["wanted"]]
-        if len(watched) > 1:
-            print(f"{name}:")
-        print("\n".join(table_lines(rows)))
-        print(f"{sum(row['launches'] for row in rows)} launches of {len(rows)} kernels")
-        for note in table_notes(rows):
-            print(note)
-        for problem in item["problems"]:
-            _say(problem)
-    if watched:
-        return 0
-    found = causes(program, options)
-    for cause in found:
-        _say(cause)
-    return _REFUSED if hindered(found) else _NOTHING
+        _print_json(program, causes=reasons)
+    else:
+        for name, rows in zip(process_names(watched), listed, strict=True):
+            if len(watched) > 1:
+                print(f"{name}:")
+            for line in table_lines(rows):
+                print(line)
+            print(f"{sum(row['launches'] for row in rows)} launches of {len(rows)} kernels")
+            for note in table_notes(rows):
+                print(note)
+        for item in program.processes:
+            if item["state"] == "hanging":
+                print("\n".join(_hang_lines(item)))
+        for text in reasons or [*troubles(program), *lost(program)]:
+            _say(text)
+    if program.code:
+        return _passed_on(program)
+    return (_REFUSED if hindered(reasons) else _NOTHING) if reasons else 0
 
 
-def _hang(processes: list[dict[str, Any]]) -> int:
-    for item in processes:
-        hang = item["hang"]
-        number = "a launch" if hang["number"] is None else f"launch {hang['number']}"
-        print(
-            f"[hang] {number} of {hang['kernel']} had not ended after {hang['seconds']:g} s"
-            + (f" on rank {item['rank']}" if item["rank"] is not None else "")
-        )
-        print("\n".join(hang["lines"]))
-    return 1
+def _passed_on(program: Program) -> int:
+    _say(f"the program ended with exit code {program.code}, which is passed on")
+    return program.code
 
 
-def _ambiguous(program: Program, options: ProgramOptions) -> int:
+def _print_json(program: Program, **more: Any) -> None:
+    import json
+
+    print(json.dumps({"exit_code": program.code, **more, "processes": list(program.processes)}))
+
+
+def _hang_lines(item: dict[str, Any]) -> list[str]:
+    hang = item["hang"]
+    number = "a launch" if hang["number"] is None else f"launch {hang['number']}"
+    where = f" on rank {item['rank']}" if item["rank"] is not None else ""
+    return [
+        f"[hang] {number} of {hang['kernel']} had not ended after {hang['seconds']:g} s{where}",
+        *hang["lines"],
+    ]
+
+
+def _ambiguous(program: Program, options: ProgramOptions, as_json: bool) -> int:
     from gwatch.cuda.program.launches import table_lines
 
-    item = next(item for item in program.watched if item["ambiguous"])
+    item = next(item for item in program.watched if item.get("ambiguous"))
     rows = [row for row in item["kernels"] if row["kernel"] in item["wanted"]]
-    print("\n".join(table_lines(rows)))
-    _say(
+    reason = (
         f"[kernel-ambiguous] --kernel {options.kernel!r} matches {len(rows)} kernels; give a narrower one, or "
         "--all-kernels"
     )
-    return 2
+    if as_json:
+        _print_json(program, written=[], causes=[reason])
+    else:
+        print("\n".join(table_lines(rows)))
+    _say(reason)
+    return _passed_on(program) if program.code else _REFUSED
 
 
 def _summary(
@@ -249,35 +268,28 @@ def _summary(
     written: list[Path],
     as_json: bool,
 ) -> int:
-    from gwatch.cuda.program.collected import causes, hindered, lost
+    from gwatch.cuda.program.collected import causes, hindered, lost, troubles
 
-    reasons = causes(program, options) if not traced else []
+    hanging = [item for item in program.processes if item["state"] == "hanging"]
+    reasons = causes(program, options) if not traced and not hanging else []
     if as_json:
-        import json
-
-        facts = {
-            "exit_code": program.code,
-            "written": [str(path) for path in written],
-            "causes": reasons,
-            "processes": list(program.processes),
-        }
-        print(json.dumps(facts))
+        _print_json(program, written=[str(path) for path in written], causes=reasons)
     else:
+        for item in hanging:
+            print("\n".join(_hang_lines(item)))
         for item in traced:
             for line in run_lines(item):
                 print(line)
         if written:
             print(f"written     {', '.join(map(str, written))}")
-    for item in program.watched if traced else ():
-        for problem in item["problems"]:
-            _say(problem)
-    for text in lost(program) if traced else ():
+    for text in () if reasons else (*troubles(program), *lost(program)):
         _say(text)
     for reason in reasons:
         _say(f"nothing was recorded: {reason}")
+    if hanging:
+        return 1
     if program.code:
-        _say(f"the program ended with exit code {program.code}, which is passed on")
-        return program.code
+        return _passed_on(program)
     if not traced:
         return _REFUSED if hindered(reasons) else _NOTHING
     return 1 if any(one["outputs"] == "differ" for item in traced for one in item["runs"]) else 0
@@ -295,17 +307,11 @@ def _slowdown(measured: dict[str, Any] | None) -> str:
 def run_lines(item: dict[str, Any]) -> list[str]:
     """What is printed about one process: its traced launches, and what was left alone."""
     from gwatch.cuda.program.launches import time_text
-    from gwatch.cuda.program.selection import MOST_KERNELS
+    from gwatch.cuda.program.selection import MOST_KERNELS, MOST_LAUNCHES
 
     lines = []
     where = "" if item["rank"] is None else f", rank {item['rank']}"
     for one in item["runs"]:
-        if one["explicit"]:
-            why = "as asked for"
-        elif one["steady"]:
-            why = "the third of its shape"
-        else:
-            why = "the last seen: no shape was launched three times"
         grid, block = "x".join(map(str, one["grid"])), "x".join(map(str, one["block"]))
         times = []
         if one["traced_ns"] is not None:
@@ -315,7 +321,7 @@ def run_lines(item: dict[str, Any]) -> list[str]:
         registers = one["registers"]
         lines += [
             f"kernel      {one['demangled']}",
-            f"launch      {one['number']} of {one['launches']} ({why}), grid {grid}, block {block}, "
+            f"launch      {one['number']} of {one['launches']} ({one['why']}), grid {grid}, block {block}, "
             f"device {one['device']}{where}" + (", captured into a graph" if one["captured"] else ""),
             f"records     {one['records']}, {one['dropped']} dropped, {one['sites']} sites; registers "
             f"{registers['before']} -> {registers['after']}",
@@ -330,6 +336,11 @@ def run_lines(item: dict[str, Any]) -> list[str]:
     if others > 0:
         lines.append(
             f"left alone  {others} other kernels (gwatch trace --list shows them; --kernel picks one)"
+        )
+    if item["cut_off"]:
+        lines.append(
+            f"left alone  {item['cut_off']} launches that were asked for: at most {MOST_LAUNCHES} of a kernel are "
+            "recorded (--launch-skip goes on from there)"
         )
     if item["over_limit"]:
         lines.append(

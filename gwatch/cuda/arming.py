@@ -95,6 +95,6 @@ class PatchedKernel:
         """Record into ``ring`` from the next launch on; ``stream`` as for :meth:`Ring.clear`."""
         self._driver.write(self.descriptor, ring.layout.descriptor(ring.place), stream)
 
-    def disarm(self) -> None:
-        """Run the untouched code from the next launch on; needs no ring."""
-        self._driver.write(self.descriptor, bytes(8))
+    def disarm(self, stream: int | None = None) -> None:
+        """Run the untouched code from the next launch on; needs no ring. ``stream`` as for :meth:`Ring.clear`."""
+        self._driver.write(self.descriptor, bytes(8), stream)

@@ -3,8 +3,9 @@
 Rules this module keeps, because each has broken something: one subscription per process, taken only while
 needed and always given back (a live one crashes the interpreter at exit), and given back only after its
 callbacks are off and have drained (taking it away under a launching thread crashes too); launch callbacks are
-on only inside :meth:`Hooks.observe`; a callback never loads, allocates or waits; an exception in a
-callback is stored and raised again by the code that asked for the observation; the MODULE_LOADED resource
+on only inside :meth:`Hooks.observe`; a callback never loads, allocates or waits; the first exception in a
+callback is stored and raised again by the code that asked for the observation, but Ctrl-C and what else ends a
+program (raised in a callback because a signal came then) goes on to the program; the MODULE_LOADED resource
 callback, made with the driver's locks held, copies bytes and returns, and does so without Python where it can
 (:mod:`gwatch.cuda.catcher`).
 """
@@ -15,6 +16,7 @@ import atexit
 import contextlib
 import ctypes
 import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -30,6 +32,7 @@ _LOADS = {"cuModuleLoadData": 8, "cuModuleLoadDataEx": 8, "cuModuleLoadFatBinary
 # Loads from a file, and unloads: only their handles matter.
 _FILE_LOADS = ("cuModuleLoad", "cuLibraryLoadFromFile")
 _DRAIN_SECONDS = 0.03
+_AGAIN, _AGAIN_SECONDS = signal.SIGURG, 0.001
 _UNLOADS = ("cuModuleUnload", "cuLibraryUnload")
 
 
@@ -212,14 +215,18 @@ class Hooks:
                 if view is not None:
                     self._leave(view, data)
         except BaseException as error:
-            # Nothing may escape into the driver's frames; observe() raises it.
+            # Nothing may escape into the driver's frames.
+            if isinstance(error, Exception) or not _raise_later(error):
+                self._note(error)
+
+    def _note(self, error: BaseException) -> None:
+        if not self.errors:  # observe() raises the first; a program may launch for ever
             self.errors.append(error)
 
     def _is_wanted(self, observer: Observer, callback_id: int, data: cupti.CallbackData) -> bool:
         symbol: bytes | None = data.symbol_name
-        if symbol is None:  # graph-node calls carry no name
-            api = self._names[callback_id]
-            return api.startswith("cuGraph") and LaunchView.is_kernel(api, data.params)
+        if symbol is None:  # graph-node calls carry no name: the observer asks the driver
+            return LaunchView.is_kernel(self._names[callback_id], data.params)
         wanted = self._wanted.get(symbol)
         if wanted is None:
             wanted = self._wanted[symbol] = observer.wants(symbol.decode(errors="replace"))
@@ -237,8 +244,8 @@ class Hooks:
                 data.context or 0,
                 symbol.decode(errors="replace") if symbol else "",
             )
+            self._open[data.correlation_id] = view  # whatever happens in there, the call is put back
             observer.enter(view)
-            self._open[data.correlation_id] = view
 
     def _leave(self, view: LaunchView, data: cupti.CallbackData) -> None:
         view.restore()
@@ -307,6 +314,28 @@ class Hooks:
         if stack:
             stack[-1].seen = stack[-1].seen or image
         self.images.seen(image)
+
+
+def _raise_later(error: BaseException) -> bool:
+    """Raise in the main thread, once it has left the driver call, what a signal's handler raised in a callback; False
+    where that can't be done. Should the thread be inside a callback again by then, all this happens again.
+    """
+    before = signal.getsignal(_AGAIN)
+    if threading.current_thread() is not threading.main_thread() or before is None:
+        return False
+
+    def again(_number: int, _frame: object) -> None:
+        signal.signal(_AGAIN, before)
+        raise error
+
+    def wake() -> None:
+        time.sleep(_AGAIN_SECONDS)
+        signal.pthread_kill(main, _AGAIN)
+
+    main = threading.get_ident()
+    signal.signal(_AGAIN, again)
+    threading.Thread(target=wake, name="gwatch interrupt", daemon=True).start()
+    return True
 
 
 class _Load:

@@ -25,6 +25,7 @@ MAX_DYNAMIC_SHARED, SHARED_CARVEOUT, CLUSTER_MUST_BE_SET, NON_PORTABLE_CLUSTER, 
 )
 # What a redirected launch must find on the patched kernel as it was on the original one.
 _STREAM_NON_BLOCKING, _CAPTURE_RELAXED = 1, 2
+_DEFAULT_STREAMS = (0, 1, 2)  # the context's own, by its two names, and the calling thread's
 COPIED_ATTRIBUTES = (MAX_DYNAMIC_SHARED, SHARED_CARVEOUT, NON_PORTABLE_CLUSTER, CLUSTER_SCHEDULING)
 
 _DEVICE_SMS, _DEVICE_MAJOR, _DEVICE_MINOR, _DEVICE_CLOCK_KHZ = 16, 75, 76, 13
@@ -162,6 +163,14 @@ class Driver:
             self.call("cuCtxSynchronize")
         else:
             self.call("cuStreamSynchronize", self._cuda.CUstream(stream))
+
+    def stream_context(self, stream: int) -> int | None:
+        """Context that a stream was made in, which need not be the current one; None for the default streams, which
+        every context has."""
+        if stream in _DEFAULT_STREAMS:
+            return None
+        found = self.attempt("cuStreamGetCtx", self._cuda.CUstream(stream))
+        return None if found is None else int(found)
 
     def is_capturing(self, stream: int) -> bool:
         """Whether launches into a stream are being recorded into a graph instead of run."""

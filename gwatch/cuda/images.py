@@ -119,6 +119,7 @@ class ImageStore:
     def loaded(self, handle: int, image: bytes | None, *, swapped: bool = False, address: int = 0) -> None:
         """A load call returned ``handle`` (a CUmodule or CUlibrary) for ``image``; ``address``: the host address that
         the caller handed over."""
+        self.forget(handle)  # modules also go with their context, which no unload call tells
         self._loads[handle] += 1
         self._addresses[handle] = address
         if image is not None:

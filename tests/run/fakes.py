@@ -24,6 +24,7 @@ class FakeDriver:
         self.capturing: set[int] = set()
         self.handles: dict[int, tuple[bool, int, str]] = {}  # handle -> is CUkernel, owner, name
         self.context = 0x77
+        self.stream_contexts: dict[int, int] = {}
         self.on_launch: Any = None
         self.layout: list[tuple[int, int]] | None = None
         self._next = 1 << 20
@@ -52,6 +53,9 @@ class FakeDriver:
 
     def synchronize(self, stream: int | None = None) -> None:
         pass
+
+    def stream_context(self, stream: int) -> int | None:
+        return self.stream_contexts.get(stream)
 
     def is_capturing(self, stream: int) -> bool:
         return stream in self.capturing

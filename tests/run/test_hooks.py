@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 import struct
+import time
 from pathlib import Path
 from typing import Any
 
@@ -274,3 +276,62 @@ def test_an_image_loaded_over_and_over_is_kept_once() -> None:
     for number in range(50):
         store.seen(bytes([1, 2, number % 2]))
     assert list(store._seen) == [bytes([1, 2, 0]), bytes([1, 2, 1])]
+
+
+class Interrupted(Watcher):
+    """What a signal's handler raises, comes while the observer is at work."""
+
+    def __init__(self, *errors: BaseException) -> None:
+        super().__init__()
+        self.errors = list(errors)
+
+    def enter(self, view: LaunchView) -> None:
+        super().enter(view)
+        view.redirect(Replacement(0x5678, 0x5679))
+        if self.errors:
+            raise self.errors.pop(0)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(7)])
+def test_what_ends_the_program_reaches_it(hooks: capture.Hooks, fake: FakeCupti, error: BaseException) -> None:
+    """Ctrl-C inside a callback was swallowed, and the records of the program were lost with it."""
+    watcher = Interrupted(error, type(error)(*error.args))  # the second while the first is on its way
+    arguments = launch_arguments()
+    before = signal.getsignal(signal.SIGURG)
+    made = 0
+    with hooks.observe(watcher):
+        for _ in range(2):
+            with pytest.raises(type(error)) as caught:
+                end = time.monotonic() + 20
+                while time.monotonic() < end:
+                    if watcher.errors:
+                        made += 1
+                        fake.call("cuLaunchKernel", arguments, b"wanted")
+                    time.sleep(0.01)
+            assert caught.value.args == error.args
+        assert struct.unpack_from("<Q", arguments)[0] == 0x1234, "the call is put back"
+    assert made == 2 and watcher.left == [0, 0] and not hooks.errors
+    assert signal.getsignal(signal.SIGURG) == before
+
+
+def test_errors_in_callbacks_do_not_pile_up(hooks: capture.Hooks, fake: FakeCupti) -> None:
+    with pytest.raises(RuntimeError, match="from the callback"), hooks.observe(Watcher(fail=True)):
+        for _ in range(100):
+            fake.call("cuLaunchKernel", launch_arguments(), b"wanted")
+        assert len(hooks.errors) == 1
+
+
+def test_a_launch_without_a_name_is_shown_too(hooks: capture.Hooks, fake: FakeCupti) -> None:
+    watcher = Watcher()
+    with hooks.observe(watcher):
+        fake.call("cuLaunchKernel", launch_arguments())
+    assert watcher.seen == [""] and watcher.asked == []
+
+
+def test_a_handle_that_comes_again_has_forgotten_its_old_image() -> None:
+    """A context takes its modules along without an unload call."""
+    store = ImageStore()
+    store.loaded(5, b"old")
+    store.contained(5, b"old container")
+    store.loaded(5, None)
+    assert store.by_handle(5) is None and store.container(5) is None and store.loads(5) == 2

@@ -94,6 +94,7 @@ def test_options_travel_through_the_environment() -> None:
         ({"ctas": 0}, "option-range"),
         ({"timeout": 0.0}, "option-range"),
         ({"cta": ((0, 0, 0),), "ctas": 2}, "option-conflict"),
+        ({"verify": True, "timeout": 5.0}, "option-conflict"),
     ],
 )
 def test_options_that_make_no_sense_are_refused_before_the_program_runs(
@@ -328,6 +329,7 @@ def test_the_summary_names_the_launch_and_what_was_left_alone() -> None:
         "number": 2,
         "steady": True,
         "explicit": False,
+        "why": "the third of its shape",
         "launches": 9,
         "tuning": 3,
         "grid": [2, 1, 1],
@@ -344,7 +346,7 @@ def test_the_summary_names_the_launch_and_what_was_left_alone() -> None:
         "sites": 2,
         "warnings": ["[sampled] 1 of 2 CTAs"],
     }
-    item = {"rank": 1, "runs": [one], "kernels": [row(), row(kernel="o")], "tuning": 3, "over_limit": []}
+    item = {"rank": 1, "runs": [one], "kernels": [row(), row(kernel="o")], "tuning": 3, "over_limit": [], "cut_off": 0}
     text = "\n".join(run_lines(item))
     assert "2 of 9 (the third of its shape), grid 2x1x1, block 64x1x1, device 1, rank 1" in text
     assert "slowdown    1.050 (1.020 to 1.080, noise 0.010) in 5 replays" in text
@@ -388,11 +390,12 @@ for rank in range({ranks}):
     report = File(title="program")
     report.add_section(section)
     report.render(os.path.join(folder, f"{{rank}}.gwatch"))
-    one = dict(kernel="k", demangled="k()", number=2, steady=True, explicit=False, launches=5, tuning=0, grid=[2, 1, 1],
-               block=[32, 1, 1], device=rank, records=4, dropped=0, outputs={outputs!r}, captured=False,
+    one = dict(kernel="k", demangled="k()", number=2, steady=True, explicit=False, why="as asked for", launches=5,
+               tuning=0, grid=[2, 1, 1], block=[32, 1, 1], device=rank, records=4, dropped=0, outputs={outputs!r},
+               captured=False,
                registers=dict(before=16, after=24), traced_ns=900.0, plain_ns=None, slowdown=None, sites=2, warnings=[])
-    outcome = dict(pid=rank, rank=rank, state="done", argv=[], kernels=[{row!r}], wanted=["k"], tuning=0, over_limit=[],
-                   ambiguous=False, runs=[one], problems=[], archive=f"{{rank}}.gwatch")
+    outcome = dict(pid=rank, rank=rank, state="done", argv=[], kernels=[{row!r}], wanted=["k"], tuning=0,
+                   over_limit=[], cut_off=0, ambiguous=False, runs=[one], problems=[], archive=f"{{rank}}.gwatch")
     with open(os.path.join(folder, f"{{rank}}.json"), "w") as file:
         json.dump(outcome, file)
 sys.exit({code})
@@ -454,3 +457,111 @@ def test_outputs_that_differ_are_exit_code_1_and_a_failed_program_keeps_its_own(
     assert run_command("trace", ["--", *ranks_program(1, outputs="differ")]) == 1
     assert run_command("trace", ["--force", "--", *ranks_program(1, outputs="differ", code=4)]) == 4
     assert (tmp_path / "trace.gwatch").exists()
+
+
+def left_behind(*processes: dict[str, Any], code: int = 0) -> list[str]:
+    """A program whose processes left these results."""
+    text = f"""
+import json, os, sys
+folder = json.loads(os.environ["GWATCH_TRACE"])["folder"]
+for number, one in enumerate({list(processes)!r}):
+    with open(os.path.join(folder, f"{{number}}.json"), "w") as file:
+        json.dump(one, file)
+sys.exit({code})
+"""
+    return [sys.executable, "-c", text]
+
+
+def test_a_failing_programs_list_is_printed_and_its_code_passed_on(capfd: pytest.CaptureFixture[str]) -> None:
+    """The list of a program that ends with an error was not shown at all."""
+    for more in ([], ["--json"]):
+        assert run_command("trace", ["--list", *more, "--", *left_behind(process(), code=7)]) == 7
+        out, err = capfd.readouterr()
+        assert "k(float*)" in out and "exit code 7" in err
+
+
+def test_a_list_names_what_is_missing_from_it(capfd: pytest.CaptureFixture[str]) -> None:
+    failed = {"pid": 4194304, "state": "failed", "problems": ["[cupti-held] by nsys"]}
+    killed = {"pid": 4194305, "state": "launching", "argv": []}
+    assert run_command("trace", ["--list", "--", *left_behind(process(), failed, killed)]) == 0
+    out, err = capfd.readouterr()
+    assert "4 launches of 1 kernels" in out and "[cupti-held] by nsys" in err and "[process-killed]" in err
+
+
+def test_a_list_for_a_pattern_that_no_kernel_has_is_exit_code_3(capfd: pytest.CaptureFixture[str]) -> None:
+    assert run_command("trace", ["--list", "--kernel", "x", "--", *left_behind(process(wanted=[]))]) == 3
+    assert "[kernel-not-launched]" in capfd.readouterr().err
+
+
+def test_a_process_that_failed_is_named_beside_one_that_was_traced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    command = ranks_program(1)
+    failed = {"pid": 4194304, "state": "failed", "problems": ["[cupti-held] by nsys"]}
+    command[2] = command[2].replace(
+        "sys.exit(0)", f"open(os.path.join(folder, 'x.json'), 'w').write(json.dumps({failed!r}))"
+    )
+    assert run_command("trace", ["--", *command]) == 0
+    assert "[cupti-held] by nsys" in capfd.readouterr().err
+
+
+def hanging() -> dict[str, Any]:
+    told = {"kernel": "k(float*)", "number": 3, "seconds": 2.0, "lines": ["4 warps wait"]}
+    return process(state="hanging", hang=told, rank=0, archive=None, ambiguous=False, runs=[], tuning=0)
+
+
+def test_a_hang_is_told_in_either_form_beside_the_other_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run_command("trace", ["--timeout", "2", "--", *left_behind(hanging(), code=1)]) == 1
+    out, err = capfd.readouterr()
+    assert "[hang] launch 3 of k(float*) had not ended after 2 s on rank 0\n4 warps wait\n" in out
+    assert "nothing" not in err
+    assert run_command("trace", ["--timeout", "2", "--json", "--", *left_behind(hanging(), code=1)]) == 1
+    assert json.loads(capfd.readouterr().out)["processes"][0]["hang"]["lines"] == ["4 warps wait"]
+    command = ranks_program(1)
+    command[2] = command[2].replace(
+        "sys.exit(0)", f"open(os.path.join(folder, 'x.json'), 'w').write(json.dumps({hanging()!r})); sys.exit(1)"
+    )
+    assert run_command("trace", ["--timeout", "2", "--", *command]) == 1
+    out = capfd.readouterr().out
+    assert "4 warps wait" in out and "written     trace.gwatch" in out and (tmp_path / "trace.gwatch").exists()
+
+
+def test_several_kernels_are_told_in_json_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    both = process(kernels=[row(), row(kernel="k2")], wanted=["k", "k2"], ambiguous=True, archive=None)
+    assert run_command("trace", ["--kernel", "k", "--json", "--", *left_behind(both)]) == 2
+    assert json.loads(capfd.readouterr().out)["causes"][0].startswith("[kernel-ambiguous]")
+    assert run_command("trace", ["--kernel", "k", "--", *left_behind(both, code=5)]) == 5
+
+
+def test_archives_of_ranks_are_not_overwritten_and_that_is_said_before_the_program_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The program ran to its end, and only then its records were thrown away."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "report.rank1.gwatch").write_text("mine")
+    command = [sys.executable, "-c", "open('ran', 'w')"]
+    assert run_command("trace", ["-o", "report.json", "--", *command]) == 2
+    assert "[output-exists] report.rank1.gwatch" in capfd.readouterr().err and not (tmp_path / "ran").exists()
+    assert run_command("trace", ["--force", "-o", "report.json", "--", *ranks_program(2)]) == 0
+    assert File.load("report.rank1.gwatch").runs
+
+
+def test_a_script_whose_interpreter_is_missing_is_refused_in_one_line(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    program = script(tmp_path, "tool", "#!/no/such/python3\n")
+    assert run_command("trace", ["--list", "--", str(program)]) == 2
+    err = capfd.readouterr().err
+    assert err.startswith(f"gwatch: [target-not-started] {program} does not start: ") and err.count("\n") == 1
+
+
+def test_launches_beyond_the_limit_are_told() -> None:
+    item = {"rank": None, "runs": [], "kernels": [], "tuning": 0, "over_limit": [], "cut_off": 36}
+    assert run_lines(item)[0].startswith("left alone  36 launches that were asked for: at most 64 of a kernel")

@@ -107,3 +107,35 @@ os._exit(7)
 """
     assert ended(tmp_path, text) == (7, "done")
     assert len(os.listdir(tmp_path)) == 1
+
+
+def test_records_outlive_a_program_that_takes_the_process_over(tmp_path: Path) -> None:
+    """The next program of the process wrote its own state where the first had left its results."""
+    text = """
+def with_archive(session):
+    open(os.path.join(folder, f"{os.getpid()}.gwatch"), "w").write("records")
+    running.save(folder, {"pid": os.getpid(), "state": "done", "kernels": [], "archive": f"{os.getpid()}.gwatch"})
+running.end_session = with_archive
+next_program = f"import sys; sys.path[:] = {sys.path!r}\\n"
+next_program += "import json; from gwatch.cuda.program import start\\n"
+next_program += "start.Process(json.dumps({'folder': sys.argv[1]})).hello()"
+os.execv(sys.executable, [sys.executable, "-S", "-c", next_program, folder])
+"""
+    assert ended(tmp_path, text) == (0, "started")
+    (first,) = tmp_path.glob("*-*.json")
+    left = json.loads(first.read_text())
+    assert left["state"] == "done" and (tmp_path / left["archive"]).read_text() == "records"
+    assert left["archive"] == f"{first.stem}.gwatch"
+
+
+def test_a_closed_standard_output_does_not_keep_a_hanging_process(tmp_path: Path) -> None:
+    text = """
+running.hang_report = lambda *_: {"pid": os.getpid(), "state": "hanging"}
+from types import SimpleNamespace
+sys.stdout.close()
+threading.Thread(
+    target=running._hanging, args=(SimpleNamespace(options=SimpleNamespace(folder=folder)), None, None)
+).start()
+time.sleep(60)
+"""
+    assert ended(tmp_path, text) == (1, "hanging")

@@ -378,12 +378,12 @@ def test_event_pairs_are_used_again_and_bursts_go_untimed() -> None:
     watch = Stopwatch(driver)  # type: ignore[arg-type]
     times: list[float] = []
     for _ in range(600):
-        pair = watch.start(1, 0)
-        if pair is not None:
-            watch.stop(1, pair, 0, times.append, "k")
+        span = watch.start(1, 0, "k")
+        if span is not None:
+            watch.stop(span, 0, times.append)
     assert driver.made == 1024 and times == []
     driver.reached = set(range(1, 1025))
-    assert watch.start(1, 0) is not None
+    assert watch.start(1, 0, "k") is not None
     assert times == [500_000.0] * 512 and driver.made == 1024
 
 
@@ -404,8 +404,9 @@ def test_a_pair_has_one_owner_however_many_threads_launch() -> None:
 
     def launches() -> None:
         for number in range(100):
-            pair = watch.start(1, 0)
-            assert pair is not None
+            span = watch.start(1, 0, "k")
+            assert span is not None
+            pair = span.events
             if pair in owned:
                 twice.append(pair)
             owned.add(pair)
@@ -414,7 +415,7 @@ def test_a_pair_has_one_owner_however_many_threads_launch() -> None:
                 owned.discard(pair)
                 taken.append(ns)
 
-            watch.stop(1, pair, 0, done, "k")
+            watch.stop(span, 0, done)
             if number % 3 == 0:
                 watch.collect(1)
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import mmap
 import re
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +25,7 @@ from gwatch.cuda.program import outcome, replay
 from gwatch.cuda.program import session as session_module
 from gwatch.cuda.program.options import ProgramOptions
 from gwatch.cuda.program.session import ProgramSession
+from gwatch.cuda.xtrace import prepare
 from gwatch.errors import LaunchError
 
 
@@ -459,6 +462,217 @@ def test_a_launch_that_does_not_fit_keeps_no_other_from_being_traced(
     found = outcome.collect(session)
     assert machine.ran == ["plain", "plain", "traced"] and found["problems"] == []
     assert [run["number"] for run in found["runs"]] == [2]
+
+
+def test_a_shape_that_does_not_fit_settles_nothing_however_often_it_comes(
+    machine: Machine, start: Callable[..., Any]
+) -> None:
+    session = start(cta=((1, 2, 0),))
+    for _ in range(5):
+        machine.launch(grid=(1, 1, 1))
+    for _ in range(4):
+        machine.launch(grid=(2, 3, 1))
+    (run,) = outcome.collect(session)["runs"]
+    assert machine.ran == ["plain"] * 5 + ["traced"] * 3 + ["plain"]
+    assert (run["number"], run["why"]) == (7, "the third of its shape")
+
+
+def test_constants_in_a_graph_keep_no_launch_outside_of_it_from_being_traced(
+    machine: Machine, start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prepare, "_constants", lambda *_: (1, 2, 3))
+    monkeypatch.setattr(machine.driver, "copy_async", lambda *_: None)
+    machine.driver.capturing.add(5)
+    session = start()
+    machine.launch(stream=5)
+    assert not [address for address in machine.driver.memory if len(machine.driver.memory[address]) > 4096]
+    machine.launch()
+    found = outcome.collect(session)
+    assert machine.ran == ["plain", "traced"] and [run["number"] for run in found["runs"]] == [1]
+    assert left_clean(machine)
+
+
+def test_a_launch_that_the_driver_refused_is_not_the_one_reported(
+    machine: Machine, start: Callable[..., Any]
+) -> None:
+    session = start()
+    machine.launch()
+    machine.launch(grid=(3, 1, 1))
+    session.kernels["matmul"].traced[1].failed = True
+    (run,) = outcome.collect(session)["runs"]
+    assert run["number"] == 0
+
+
+def test_an_error_of_our_own_about_one_launch_loses_no_other(
+    machine: Machine, start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = outcome._result
+
+    def result(session: Any, kernel: Any, traced: Any) -> Any:
+        if traced.number == 0:
+            raise ValueError("odd")
+        return real(session, kernel, traced)
+
+    monkeypatch.setattr(outcome, "_result", result)
+    monkeypatch.setattr(sys, "argv", ["a\udcff.py", 5])
+    session = start(skip=0)
+    machine.launch()
+    machine.launch()
+    found = outcome.collect(session)
+    assert found["problems"] == ["[internal] void matmul(): ValueError: odd"]
+    assert [run["number"] for run in found["runs"]] == [1]
+    assert File.load(Path(session.options.folder) / found["archive"]).title == "Trace of a\\udcff.py 5"
+
+
+def test_launches_that_are_cut_off_are_counted(machine: Machine, start: Callable[..., Any]) -> None:
+    session = start(count=70)
+    for _ in range(72):
+        machine.launch()
+    found = outcome.collect(session)
+    assert len(found["runs"]) == 64 and found["cut_off"] == 6
+
+
+def test_threads_that_meet_a_kernel_at_once_count_in_one_row(
+    machine: Machine, start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = start(list_only=True)
+    meeting = threading.Barrier(2)
+
+    def demangle(name: str) -> str:
+        with contextlib.suppress(threading.BrokenBarrierError):
+            meeting.wait(5)  # the demangler gives up the interpreter's lock
+        return name
+
+    monkeypatch.setattr(session, "_demangle", demangle)
+    found: list[Any] = []
+    threads = [threading.Thread(target=lambda: found.append(session._kernel("new"))) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found[0] is found[1] is session.kernels["new"]
+    outcome.collect(session)
+
+
+def test_threads_that_launch_first_at_once_share_a_stopwatch(
+    machine: Machine, start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = start(list_only=True)
+    meeting = threading.Barrier(2)
+    first: list[int] = []
+    session.on_first_launch = lambda: first.append(1)
+
+    def find() -> Any:
+        meeting.wait(5)
+        return machine.driver
+
+    monkeypatch.setattr(session, "_find_driver", find)
+    found: list[Any] = []
+    threads = [threading.Thread(target=lambda: found.append(session._tools())) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found[0][1] is found[1][1] and first == [1]
+    outcome.collect(session)
+
+
+@pytest.mark.parametrize("options", [{}, {"list_only": True}])
+def test_a_launch_into_another_contexts_stream_is_handled_where_it_runs(
+    machine: Machine, start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    """The program may leave device 0 current and launch into a stream of device 1."""
+    machine.driver.stream_contexts[9] = 0x99
+    current = [machine.driver.context]
+    used: list[tuple[str, int]] = []
+
+    @contextlib.contextmanager
+    def inside(context: int) -> Iterator[None]:
+        current.append(context)
+        yield
+        current.pop()
+
+    monkeypatch.setattr(machine.driver, "inside", inside)
+    for name in ("allocate", "create_event", "kernel_function", "current_device"):
+        real = getattr(machine.driver, name)
+
+        def noted(*arguments: Any, name: str = name, real: Any = real) -> Any:
+            used.append((name, current[-1]))
+            return real(*arguments)
+
+        monkeypatch.setattr(machine.driver, name, noted)
+    session = start(**options)
+    machine.launch(stream=9)
+    assert used and {context for _, context in used} == {0x99} and current == [machine.driver.context]
+    if not options:
+        assert {"allocate", "create_event", "kernel_function"} <= {name for name, _ in used}
+        assert session.kernels["matmul"].traced[0].slot.context == 0x99
+    outcome.collect(session)
+
+
+def hangs(machine: Machine, monkeypatch: pytest.MonkeyPatch, session: Any) -> tuple[threading.Event, list[Any]]:
+    """Set when a hang was reported, and what was; looks come often."""
+    monkeypatch.setattr(session_module, "LOOK_SECONDS", 0.005)
+    called, told = threading.Event(), list[Any]()
+    session.on_hang = lambda *arguments: (told.extend(arguments), called.set())
+    return called, told
+
+
+def test_short_launches_one_after_another_are_no_hang(
+    machine: Machine, start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They share a pair of events: seen running at every look, they were taken for one launch that does not end."""
+    session = start(timeout=0.1)
+    called, _ = hangs(machine, monkeypatch, session)
+    ends: dict[int, float] = {}
+    record = machine.driver.record_event
+
+    def mark(event: int, stream: int) -> None:
+        record(event, stream)
+        if len(machine.driver.events) % 2 == 0:  # each runs for 20 ms
+            ends[event] = time.monotonic() + 0.02
+
+    monkeypatch.setattr(machine.driver, "record_event", mark)
+    monkeypatch.setattr(machine.driver, "event_reached", lambda event: time.monotonic() >= ends.get(event, 0.0))
+    for _ in range(30):
+        machine.launch()
+        time.sleep(0.02)
+    assert not called.is_set()
+    assert len({event for event, _ in machine.driver.events}) == 2
+    outcome.collect(session)
+
+
+def test_a_launch_call_that_waits_for_its_kernel_is_watched_too(
+    machine: Machine, start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CUDA_LAUNCH_BLOCKING=1: the call does not come back, and there is no second event yet."""
+    session = start(timeout=0.1)
+    called, told = hangs(machine, monkeypatch, session)
+    run = machine._run
+
+    def blocked(*arguments: Any) -> None:
+        run(*arguments)
+        assert called.wait(10)
+
+    monkeypatch.setattr(machine, "_run", blocked)
+    machine.launch()
+    assert told[2] is session.kernels["matmul"].traced[0]
+    assert outcome.hang_report(*told)["hang"]["number"] == 0
+    outcome.collect(session)
+
+
+def test_a_traced_launch_is_watched_however_many_wait_before_it(
+    machine: Machine, start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The 513th launch in flight had no events, so that nothing told that it hung."""
+    monkeypatch.setattr(machine.driver, "elapsed_ms", lambda begin, end: None)
+    monkeypatch.setattr("gwatch.cuda.program.stopwatch._MOST_PAIRS", 4)
+    session = start(timeout=60.0, launch=9)
+    for _ in range(10):
+        machine.launch()
+    (traced,) = session.kernels["matmul"].traced
+    assert traced.span is not None and traced.span in session._tools()[1]._open[machine.driver.context][-1]
+    outcome.collect(session)
 
 
 def test_a_number_of_ctas_is_recorded_and_said(machine: Machine, start: Callable[..., Any]) -> None:

@@ -14,7 +14,9 @@ def chosen(launches: list[tuple[str, object, bool]], **options: object) -> tuple
     selector = Selector(ProgramOptions("", **options))  # type: ignore[arg-type]
     found = []
     for place, (symbol, shape, tuning) in enumerate(launches):
-        if selector.choose(symbol, shape, tuning, place):
+        ordinal = selector.choose(symbol, shape, tuning)
+        if ordinal:
+            selector.took(symbol, ordinal, place)
             found.append(place)
     return found, selector
 
@@ -133,3 +135,52 @@ def test_the_innermost_framework_is_the_origin() -> None:
     assert origin_of(["__main__"], "cupy_add__float_float") == "CuPy"
     assert origin_of(["cupyx.something"], "mine") == "CuPy"
     assert origin_of(["cudf.core"], "k") != "cuda-python"
+
+
+def tried(shapes: list[str], fitting: str) -> tuple[list[int], Selector]:
+    """Places in the list of shapes that are traced where launches of the others cannot be."""
+    selector, found = Selector(ProgramOptions("")), []
+    for place, shape in enumerate(shapes):
+        ordinal = selector.choose("k", shape, False)
+        if ordinal and shape == fitting:
+            selector.took("k", ordinal, place)
+            found.append(place)
+    return found, selector
+
+
+def test_launches_that_cannot_be_traced_settle_nothing() -> None:
+    found, selector = tried(["a", "a", "a", "a", "b", "b", "b", "b"], "b")
+    assert found == [4, 5, 6] and selector.best("k") == (True, 6) and selector.settled("k")
+    found, selector = tried(["a", "a", "a", "b"], "b")
+    assert found == [3] and selector.best("k") == (False, 3)
+    assert selector.why("k", 1) == "the last that could be traced"
+
+
+def test_a_later_launch_stands_for_a_third_one_that_was_missed() -> None:
+    selector = Selector(ProgramOptions(""))
+    ordinals = [selector.choose("k", "a", False) for _ in range(4)]
+    assert ordinals == [1, 2, 3, 4]
+    selector.took("k", 4, "fourth")
+    assert selector.best("k") == (True, "fourth") and selector.choose("k", "a", False) == 0
+    assert selector.why("k", 4) == "number 4 of its shape: earlier ones could not be traced"
+
+
+def test_shapes_beyond_the_first_ones_are_traced_only_when_steady() -> None:
+    many = [("k", shape, False) for shape in range(MOST_SHAPES + 20) for _ in range(2)]
+    found, selector = chosen(many)
+    assert len(found) == 2 * MOST_SHAPES
+    assert selector.why("k", 2).startswith(f"the last of the first {MOST_SHAPES} shapes: none of {MOST_SHAPES + 20} ")
+    found, selector = chosen([*many, ("k", MOST_SHAPES + 5, False)])
+    assert found[-1] == len(many) and selector.best("k") == (True, len(many))
+
+
+def test_launches_asked_for_beyond_the_limit_are_counted() -> None:
+    found, selector = chosen([("k", "a", False)] * (MOST_LAUNCHES + 30), skip=5, count=MOST_LAUNCHES + 10)
+    assert found == list(range(5, MOST_LAUNCHES + 5)) and selector.cut_off == {"k": 10}
+    assert not chosen([("k", "a", False)] * 30, launch=3)[1].cut_off
+
+
+def test_the_reason_for_the_launch_is_true() -> None:
+    assert chosen([("k", "a", False)] * 3)[1].why("k", 3) == "the third of its shape"
+    assert chosen([("k", "a", False)])[1].why("k", 1) == "the last seen: no shape was launched three times"
+    assert chosen([("k", "a", False)], launch=0)[1].why("k", 1) == "as asked for"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import json
 import os
 import shutil
@@ -17,7 +18,7 @@ from typing import Any
 from gwatch.cuda.cupti import need_driver
 from gwatch.cuda.program.options import ProgramOptions
 from gwatch.cuda.program.target import command_of, environment
-from gwatch.errors import TraceError
+from gwatch.errors import TraceError, UnsupportedError
 
 SIGNAL_BASE = 128
 _ENVIRONMENT = ("no-driver", "no-gpu", "cuda-python-missing", "cupti-missing", "cupti-held", "cupti-failed",
@@ -47,7 +48,7 @@ def run_program(
 ) -> Iterator[tuple[Program, Path]]:
     """Run the program to its end; yields it with the folder of the archives, which then goes away.
 
-    Its standard streams are this process's own. Raises UnsupportedError as
+    Its standard streams are this process's own. Raises UnsupportedError ``[target-not-started]`` and as
     :func:`~gwatch.cuda.program.target.command_of` does, and ToolError ``[no-driver]``, before the program runs.
     """
     command = command_of(target)
@@ -55,7 +56,14 @@ def run_program(
     folder = Path(tempfile.mkdtemp(prefix="gwatch-"))
     try:
         asked = replace(options, folder=str(folder))
-        child = subprocess.Popen(command, env=environment(asked, base))
+        try:
+            child = subprocess.Popen(command, env=environment(asked, base))
+        except OSError as error:
+            raise UnsupportedError(
+                "target-not-started",
+                f"{command[0]} does not start: {error.strerror}",
+                "try it without gwatch; a script's first line must name an interpreter that is there",
+            ) from None
         code = _wait(child)
         yield Program(SIGNAL_BASE - code if code < 0 else code, _read(folder), child.pid), folder
     finally:
@@ -84,8 +92,7 @@ def causes(program: Program, options: ProgramOptions) -> list[str]:
             "[not-hooked] no Python process of the program came up with gwatch's sitecustomize; is it started with "
             "-I, -E, -S or a cleared PYTHONPATH?"
         ]
-    found = [problem for item in program.processes for problem in item.get("problems", ())]
-    found += lost(program)
+    found = [*troubles(program), *lost(program)]
     unfinished: list[dict[str, Any]] = []
     if not program.watched and not found:
         unfinished = [item for item in program.processes if item["state"] == "started"]
@@ -126,6 +133,11 @@ def hindered(reasons: Sequence[str]) -> bool:
     return any(reason.startswith(tuple(f"[{code}]" for code in _ENVIRONMENT)) for reason in reasons)
 
 
+def troubles(program: Program) -> list[str]:
+    """What the processes say that they could not do, each once."""
+    return list(dict.fromkeys(problem for item in program.processes for problem in item.get("problems", ())))
+
+
 def lost(program: Program) -> list[str]:
     """``[process-killed]`` for each process that launched kernels and left no results."""
     return [_killed(program, item) for item in program.processes if item["state"] == "launching"]
@@ -162,6 +174,11 @@ def process_names(processes: Sequence[dict[str, Any]]) -> list[str]:
         f"{name}-pid{item['pid']}" if names.count(name) > 1 else name
         for name, item in zip(names, processes, strict=True)
     ]
+
+
+def ranks_there(archive: Path) -> list[Path]:
+    """Archives of an earlier run of several ranks that this one's may replace; which there will be is not known yet."""
+    return sorted(archive.parent.glob(f"{glob.escape(archive.stem)}.rank*.gwatch"))
 
 
 def refuse_existing(paths: Sequence[Path], force: bool) -> None:

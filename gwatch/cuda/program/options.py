@@ -70,6 +70,12 @@ class ProgramOptions:
         ):
             if number is not None and not number >= least:  # not a number is none either
                 raise TraceError("option-range", f"{name} is {number}, at least {least} is needed")
+        if self.verify and self.timeout is not None:
+            raise TraceError(
+                "option-conflict",
+                "--verify waits for its replays to end, --timeout is for kernels that may not",
+                "find out with --timeout first; where the kernel ends, ask for --verify without it",
+            )
         if len({number for number, _ in self.scopes}) < len(self.scopes):
             raise TraceError("option-conflict", "--scope names one number twice")
         if self.cta and self.ctas is not None:

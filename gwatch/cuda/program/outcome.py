@@ -25,7 +25,7 @@ from gwatch.cuda.xtrace.passes import Seen
 from gwatch.cuda.xtrace.report import build
 from gwatch.cuda.xtrace.result import TraceResult
 from gwatch.cuda.xtrace.scopes import merge
-from gwatch.errors import GWatchError, LaunchError, TraceError
+from gwatch.errors import GWatchError, LaunchError, TraceError, printable
 
 _RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "PMI_RANK")
 
@@ -68,8 +68,8 @@ def collect(session: ProgramSession) -> dict[str, Any]:
         for traced in chosen:
             try:
                 result = _result(session, kernel, traced)
-            except GWatchError as error:
-                problems.append(_said(error))
+            except Exception as error:  # the other kernels' records are to be read all the same
+                problems.append(_said(error, kernel.row.demangled))
                 continue
             places = traced.prepared.places
             section.add_run(
@@ -89,7 +89,9 @@ def collect(session: ProgramSession) -> dict[str, Any]:
     outcome = _facts(session, told, problems, ambiguous)
     if section.runs:
         path = Path(options.folder) / f"{os.getpid()}.gwatch"
-        report = File(title=f"Trace of {' '.join(sys.argv) or 'a Python program'}")
+        # A program may put anything into sys.argv, and its arguments need not be text.
+        command = " ".join(map(str, getattr(sys, "argv", None) or ["a Python program"]))
+        report = File(title=printable(f"Trace of {command}".encode(errors="backslashreplace").decode()))
         report.add_section(section)
         report.render(path)
         outcome["archive"] = path.name
@@ -144,6 +146,7 @@ def _facts(
         "wanted": [kernel.row.symbol for kernel in session.kernels.values() if kernel.wanted],
         "tuning": sum(session.selector.left_alone.values()),
         "over_limit": sorted(session.selector.over_limit),
+        "cut_off": sum(session.selector.cut_off.values()),
         "ambiguous": ambiguous,
         "runs": told,
         "problems": list(dict.fromkeys(problems)),
@@ -159,8 +162,10 @@ def save(folder: str, outcome: dict[str, Any]) -> None:
     os.replace(temporary, path)
 
 
-def _said(error: BaseException) -> str:
-    return str(error) if isinstance(error, GWatchError) else f"[internal] {type(error).__name__}: {error}"
+def _said(error: BaseException, kernel: str = "") -> str:
+    if isinstance(error, GWatchError):
+        return str(error)
+    return f"[internal] {kernel + ': ' if kernel else ''}{type(error).__name__}: {error}"
 
 
 def _refusal(kernel: Kernel) -> str:
@@ -257,6 +262,7 @@ def _told(session: ProgramSession, kernel: Kernel, traced: Traced, result: Trace
         "demangled": kernel.row.demangled,
         "number": traced.number,
         "steady": bool(best and best[0] and best[1] == (traced.number,)),
+        "why": session.selector.why(launch.symbol, traced.ordinal),
         "explicit": session.selector.explicit,
         "launches": kernel.row.count - kernel.row.tuning,
         "tuning": kernel.row.tuning,
@@ -294,6 +300,8 @@ def _plannable(seen: Seen, options: ProgramOptions) -> str:
         prepare(seen, hooks.images, options, None)
     except GWatchError as error:
         return _why_not(error)
+    except Exception as error:  # a list of hundreds of kernels is not lost for one
+        return f"[internal] {type(error).__name__}"
     return "yes"
 
 

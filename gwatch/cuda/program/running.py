@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 
@@ -41,7 +42,8 @@ def _hanging(session: ProgramSession, kernel: Kernel, traced: Traced | None) -> 
     try:
         save(session.options.folder, hang_report(session, kernel, traced))
     finally:
-        sys.stdout.flush()
+        with contextlib.suppress(Exception):  # the program may have closed it
+            sys.stdout.flush()
         # Past the wrapper that reads the records: it would wait for the kernel.
         getattr(os._exit, "__wrapped__", os._exit)(HANGING)
 

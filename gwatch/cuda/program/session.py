@@ -16,7 +16,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,7 +30,7 @@ from gwatch.cuda.program.options import ProgramOptions
 from gwatch.cuda.program.prepared import Prepared, prepare
 from gwatch.cuda.program.replay import SPIN_NS, replay
 from gwatch.cuda.program.selection import Selector
-from gwatch.cuda.program.stopwatch import Pair, Stopwatch
+from gwatch.cuda.program.stopwatch import Span, Stopwatch
 from gwatch.cuda.xtrace.outputs import Verdict
 from gwatch.cuda.xtrace.passes import Seen, Slot
 from gwatch.cuda.xtrace.prepare import load_slots
@@ -42,8 +42,10 @@ ALL_TIMED, ONE_IN = 1000, 16
 """Launches of a kernel that are all timed, and how many of the later ones."""
 PLAIN_TIMED = 32
 """Times of a traced kernel that say enough about its untraced launches."""
-_OF_A_SHAPE = frozenset({"block-too-large", "cooperative-too-large", "ring-too-large", "cta-outside"})
-"""Refusals that say nothing about the kernel's launches of other shapes."""
+_OF_A_SHAPE = frozenset(
+    {"block-too-large", "cooperative-too-large", "ring-too-large", "cta-outside", "constant-in-capture"}
+)
+"""Refusals that say nothing about the kernel's launches of other shapes, or outside a graph."""
 _UNCHECKED = Verdict("not checked: outputs are compared with --verify")
 
 
@@ -54,9 +56,10 @@ class Traced:
     prepared: Prepared
     slot: Slot
     number: int  # among the kernel's launches outside autotuning
+    ordinal: int  # among those of its shape, from 1
     failed: bool = False  # the launch call itself returned an error
     verdict: Verdict = _UNCHECKED
-    events: Pair | None = None  # around the launch, until its time was taken
+    span: Span | None = None  # around the launch, until its time was taken
     own_ns: float | None = None  # time of the program's own launch, the host's part included
 
     @property
@@ -75,7 +78,8 @@ class Kernel:
     prepared: Prepared | None = None
     module: tuple[int, int] | None = None  # handle that ``prepared`` is for, and how often it was handed out
     refused: GWatchError | None = None
-    unfit: dict[Shape, GWatchError] = field(default_factory=dict)  # launches of these shapes alone cannot be traced
+    # Launches of these shapes alone cannot be traced (in a graph or not).
+    unfit: dict[tuple[Shape, bool], GWatchError] = field(default_factory=dict)
     busy: bool = False
     traced: list[Traced] = field(default_factory=list)
     times: dict[Shape, list[float]] = field(default_factory=dict)
@@ -143,9 +147,13 @@ class ProgramSession:
 
     def _tools(self) -> tuple[Driver, Stopwatch]:
         if self._found is None:
-            found = self._find_driver()
-            self._found = found, Stopwatch(found)
-            self.on_first_launch()
+            driver = self._find_driver()
+            with self._lock:
+                first = self._found is None  # several threads may launch at once
+                self._found = found = self._found or (driver, Stopwatch(driver))
+            if first:
+                self.on_first_launch()
+            return found
         return self._found
 
     # called inside driver calls
@@ -163,37 +171,53 @@ class ProgramSession:
             return
         caller = self._callers.ask(symbol)
         self.profiled = self.profiled or profiling()
-        listing = self.options.list_only
         with self._lock:
             row = kernel.row
             row.count += 1
             row.tuning += caller.tuning
             number = self.selector.launches(symbol)
-            if caller.tuning or listing:
-                chosen = False
+            if caller.tuning or self.options.list_only:
+                ordinal = 0
                 self.selector.left_alone[symbol] += caller.tuning
             else:
-                shape = _shape(view)
-                chosen = self.selector.choose(symbol, shape, False, (number,))
-        if not row.origin:
-            self._describe(kernel, view, caller)
-        if caller.tuning:
-            return  # an autotuner measures: not even an event of ours beside its launches
-        if not chosen and self._enough(kernel):
+                ordinal = self.selector.choose(symbol, _shape(view), False)
+        # An autotuner measures: not even an event of ours beside its launches.
+        untouched = caller.tuning or (not ordinal and self._enough(kernel))
+        if untouched and row.origin:
             return
-        shape = _shape(view)
         stream = view.stream
-        captured = view.api.startswith("cuGraph") or self.driver.is_capturing(stream)
-        with self._lock:
-            row.captured += captured
-            row.shapes[shape] += 1
-            row.streams.add(stream)
-        traced = self._trace(kernel, view, number, captured) if chosen else None
-        every = chosen or self.options.timeout is not None
-        timed = not captured and (every or row.count <= ALL_TIMED or row.count % ONE_IN == 0)
-        pair = self._tools()[1].start(view.context, stream) if timed else None
-        if traced is not None or pair is not None:
-            self._open[id(view)] = (view, self._leaver(kernel, view, shape, pair, traced))
+        with self._where_it_runs(view, stream):
+            if not row.origin:
+                self._describe(kernel, view, caller)
+            if untouched:
+                return
+            shape = _shape(view)
+            captured = view.api.startswith("cuGraph") or self.driver.is_capturing(stream)
+            with self._lock:
+                row.captured += captured
+                row.shapes[shape] += 1
+                row.streams.add(stream)
+            traced = self._trace(kernel, view, number, ordinal, captured) if ordinal else None
+            always = traced is not None or self.options.timeout is not None
+            timed = not captured and (always or row.count <= ALL_TIMED or row.count % ONE_IN == 0)
+            span = self._tools()[1].start(view.context, stream, symbol, always) if timed else None
+            if traced is not None:
+                traced.span = span
+            if traced is not None or span is not None:
+                self._open[id(view)] = (view, self._leaver(kernel, view, shape, span, traced))
+            if span is not None:
+                self._watch_over()
+
+    @contextlib.contextmanager
+    def _where_it_runs(self, view: LaunchView, stream: int) -> Iterator[None]:
+        """Make the context of the launch's stream current: the program may have left another one current."""
+        context = self.driver.stream_context(stream)
+        if context in (None, view.context):
+            yield
+            return
+        view.context = context
+        with self.driver.inside(context):
+            yield
 
     def _enough(self, kernel: Kernel) -> bool:
         """Whether nothing more is to be learnt from the kernel's launches than their number."""
@@ -214,7 +238,8 @@ class ProgramSession:
             name = self._demangle(symbol)
             wanted = self.selector.wants(symbol, name)
             row = KernelRow(symbol, name, "", counted=wanted or self.options.list_only)
-            kernel = self.kernels[symbol] = Kernel(row, wanted)
+            # Several threads may meet a kernel at once, and all must count in one row.
+            kernel = self.kernels.setdefault(symbol, Kernel(row, wanted))
         return kernel
 
     def _describe(self, kernel: Kernel, view: LaunchView, caller: Caller) -> None:
@@ -235,9 +260,9 @@ class ProgramSession:
         return self.driver.function_attribute(handle, NUM_REGS)
 
     def _leaver(
-        self, kernel: Kernel, view: LaunchView, shape: Shape, pair: Pair | None, traced: Traced | None
+        self, kernel: Kernel, view: LaunchView, shape: Shape, span: Span | None, traced: Traced | None
     ) -> Callable[[int], None]:
-        context, stream = view.context, view.stream
+        stream = view.stream
 
         def taken(ns: float) -> None:
             kernel.row.timed += 1
@@ -246,34 +271,37 @@ class ProgramSession:
                 kernel.times.setdefault(shape, []).append(ns)
             else:
                 traced.own_ns = ns
-                traced.events = None
+                traced.span = None
 
         def leave(status: int) -> None:
             if traced is not None and status != 0:
                 traced.failed = True
-            if pair is None:
+            if span is None:
                 return
             if status != 0:
-                self._tools()[1].drop(context, pair)
+                self._tools()[1].drop(span)
             else:
-                if traced is not None:
-                    traced.events = pair
-                self._tools()[1].stop(context, pair, stream, taken, kernel.row.symbol)
-                self._watch_over()
+                self._tools()[1].stop(span, stream, taken)
 
         return leave
 
-    def _trace(self, kernel: Kernel, view: LaunchView, number: int, captured: bool) -> Traced | None:
+    def _trace(
+        self, kernel: Kernel, view: LaunchView, number: int, ordinal: int, captured: bool
+    ) -> Traced | None:
         """Send the launch to patched code; None when that is refused, and then the launch stays as it is."""
-        shape = _shape(view)
-        if kernel.refused is not None or kernel.busy or shape in kernel.unfit:
-            return None
-        kernel.busy = True  # another thread launching the same kernel meanwhile goes untraced
+        place = _shape(view), captured
+        with self._lock:
+            if kernel.refused is not None or kernel.busy or place in kernel.unfit:
+                return None
+            kernel.busy = True  # another thread launching the same kernel meanwhile goes untraced
         try:
-            return self._redirect(kernel, view, number, captured)
+            traced = self._redirect(kernel, view, number, ordinal, captured)
+            with self._lock:
+                self.selector.took(kernel.row.symbol, ordinal, (number,))
+            return traced
         except GWatchError as error:
             if error.code in _OF_A_SHAPE:
-                kernel.unfit[shape] = error
+                kernel.unfit[place] = error
             else:
                 kernel.refused = error
         except Exception as error:  # the program's launch must go on as it is
@@ -285,7 +313,9 @@ class ProgramSession:
             kernel.busy = False
         return None
 
-    def _redirect(self, kernel: Kernel, view: LaunchView, number: int, captured: bool) -> Traced:
+    def _redirect(
+        self, kernel: Kernel, view: LaunchView, number: int, ordinal: int, captured: bool
+    ) -> Traced:
         driver = self.driver
         launch = view.record(number)
         device = driver.current_device()
@@ -302,20 +332,24 @@ class ProgramSession:
             seen = Seen(launch, facts, device, captured)
             target = prepared.target
             slot = Slot(seen, target.image.data, bool(target.reached), hooks.images.loads(facts.owner))
-            load_slots(driver, hooks.images, target, prepared.planned, [slot], prepared.request)
-            self._arm(slot)
-            traced = Traced(prepared, slot, number)
-            if self.options.verify:
-                traced.verdict = replay(
-                    driver,
-                    view,
-                    slot,
-                    target,
-                    self.side_stream(slot.context),
-                    self._timer(driver),
-                    self.options.passes,
-                )
-        self._copy_constants(slot, captured)
+            traced = Traced(prepared, slot, number, ordinal)
+            try:
+                load_slots(driver, hooks.images, target, prepared.planned, [slot], prepared.request)
+                self._arm(slot)
+                if self.options.verify:
+                    traced.verdict = replay(
+                        driver,
+                        view,
+                        slot,
+                        target,
+                        self.side_stream(slot.context),
+                        self._timer(driver),
+                        self.options.passes,
+                    )
+                self._copy_constants(slot, captured)
+            except BaseException:
+                self._give_back(slot, launched=False)
+                raise
         kernel.traced.append(traced)
         assert slot.patched is not None
         view.redirect(Replacement(slot.patched.kernel, slot.patched.function))
@@ -335,18 +369,19 @@ class ProgramSession:
     def _look(self) -> None:
         limit = self.options.timeout
         assert limit is not None
-        since: dict[Pair, float] = {}
+        since: dict[Span, float] = {}
         while not self._stopped.wait(min(limit / 4, LOOK_SECONDS)):
             with hooks.quiet():
                 running = self._tools()[1].running()
             now = time.monotonic()
             # A launch counts from when it was first seen running: before that it may have waited in its stream.
-            since = {pair: since.get(pair, now) for _, pair, _ in running}
-            for _, pair, symbol in running:
-                if now - since[pair] >= limit:
-                    traced = [item for item in self.kernels[symbol].traced if item.events == pair]
+            since = {span: since.get(span, now) for span in running}
+            for span in running:
+                if now - since[span] >= limit:
+                    kernel = self.kernels[span.symbol]
+                    traced = [item for item in kernel.traced if item.span is span]
                     with hooks.quiet():
-                        self.on_hang(self, self.kernels[symbol], traced[0] if traced else None)
+                        self.on_hang(self, kernel, traced[0] if traced else None)
                     return
 
     def _arm(self, slot: Slot) -> None:
@@ -394,6 +429,7 @@ class ProgramSession:
                 continue
             chosen = kernel.traced
             if not self.selector.explicit:
+                chosen = [item for item in chosen if not item.failed] or chosen
                 chosen = [item for item in chosen if (item.number,) == best[1]] or chosen[-1:]
             found.append((kernel, list(chosen)))
         return sorted(found, key=lambda entry: -entry[0].row.estimated_ns)
@@ -402,14 +438,19 @@ class ProgramSession:
         """Disarm and free everything; contexts that are gone took it with them."""
         for kernel in self.kernels.values():
             for traced in kernel.traced:
-                slot = traced.slot
-                with contextlib.suppress(GWatchError), self.driver.inside(slot.context):
-                    if slot.patched is not None:
-                        slot.patched.disarm()
-                    self.driver.synchronize()
-                    if slot.ring is not None:
-                        slot.ring.free()
+                self._give_back(traced.slot, launched=True)
         for context, stream in self._streams.items():
             with contextlib.suppress(GWatchError), self.driver.inside(context):
                 self.driver.destroy_stream(stream)
         self._streams.clear()
+
+    def _give_back(self, slot: Slot, launched: bool) -> None:
+        """Free a slot's ring, once its code, if it was ``launched``, is disarmed and has ended."""
+        with contextlib.suppress(GWatchError), self.driver.inside(slot.context):
+            if slot.patched is not None:
+                # Not launched, it may have been meant for a graph that is being captured now.
+                slot.patched.disarm(None if launched else self.side_stream(slot.context))
+            if launched:
+                self.driver.synchronize()
+            if slot.ring is not None:
+                slot.ring.free()

@@ -18,6 +18,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import types
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -57,7 +58,7 @@ class _After(importlib.abc.Loader):
     def exec_module(self, module: types.ModuleType) -> None:
         spec = module.__spec__
         if spec is not None:
-            spec.loader = self._inner
+            spec.loader = module.__loader__ = self._inner
         self._inner.exec_module(module)
         self._then(module.__name__)
 
@@ -111,7 +112,21 @@ class Process:
 
     def hello(self) -> None:
         """Tell the command that a Python process of the program has the hooks at hand."""
+        self._keep_what_is_there()
         self._write({"pid": os.getpid(), "state": "started", "argv": list(sys.orig_argv)})
+
+    def _keep_what_is_there(self) -> None:
+        """Move away what a program left that had this process before, and handed it over by exec."""
+        path = Path(self._folder) / f"{self._pid}.json"
+        with contextlib.suppress(OSError, ValueError):
+            left = json.loads(path.read_text())
+            if left["state"] == "started":
+                return
+            name = f"{self._pid}-{time.monotonic_ns()}"
+            if left.get("archive"):
+                os.replace(path.with_name(left["archive"]), path.with_name(f"{name}.gwatch"))
+                left["archive"] = f"{name}.gwatch"
+            path.with_name(f"{name}.json").write_text(json.dumps(left))
 
     def launching(self) -> None:
         """Tell that this process launched a kernel: from now on it has something to lose."""
