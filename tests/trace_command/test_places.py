@@ -33,7 +33,7 @@ from gwatch.cuda.xtrace.listing import listing_of, with_callers
 from gwatch.cuda.xtrace.records import RECORD_DTYPE
 from gwatch.cuda.xtrace.result import TraceResult
 from gwatch.errors import SiteError
-from gwatch.rewrite.ring import RecordKind, RingFormat, RingLayout
+from gwatch.rewrite.ring import Keep, RecordKind, RingFormat, RingLayout
 from gwatch.rewrite.trace import plan_trace
 
 PROGRAM = Path(__file__).resolve().parents[1] / "gpu/programs/deadlock.py"
@@ -236,6 +236,45 @@ def test_a_hanging_ring_says_where_each_warp_was_last() -> None:
     assert "TMA producer: 2 warps last seen at site 1 (instruction 10: NOP)" in text
     assert "1 warps last seen at site 0" in text and "visit 3 of it" in text
     assert "1 warps last seen at the entry" in text and "2 of 6 warps have not started" in text
+
+
+SECOND = 1e9
+
+
+@pytest.mark.parametrize(
+    "fmt",
+    [
+        FORMAT,
+        RingFormat(RecordKind.WIDE, 4),
+        RingFormat(RecordKind.LONG, 4),
+        RingFormat(RecordKind.NARROW, 32, Keep.NEWEST, True),
+        RingFormat(RecordKind.NARROW, 4, Keep.FIRST),
+    ],
+)
+def test_a_warp_was_last_where_its_newest_record_is_however_long_ago_the_others_are(fmt: RingFormat) -> None:
+    """The low word of a clock says nothing about the order of records that are seconds apart."""
+    layout = RingLayout(fmt, (4, 1, 1), (32, 1, 1), 4)
+    smap = site_map("gpu", fmt, [site(0, warp=True), site(1, warp=True)])
+    writer = Writer(layout, smap, Clocks())
+    times = ([0.1, 3.0], [0.1, 4.5], [0.1, 2.0, 4.0, 6.0, 8.5], [4.2, 4.4])
+    for cta, visits in enumerate(times):
+        writer.enter(cta, cta, sm=cta, t=100.0)
+        for seconds in visits[:-1]:
+            writer.visit(cta, [0], 0, seconds * SECOND)
+        writer.visit(cta, [0], 1, visits[-1] * SECOND)
+    seen = last_seen(np.frombuffer(bytes(writer.data), np.uint8), layout)
+    assert [item.site for item in seen] == [1, 1, 1, 1]
+
+
+def test_the_newest_record_is_found_where_the_sequence_wrapped() -> None:
+    layout = RingLayout(FORMAT, (1, 1, 1), (32, 1, 1), 1)
+    writer = Writer(layout, MAP, Clocks())
+    writer.enter(0, 0, sm=0, t=100.0)
+    writer.offset[0, 7] = ((1 << FORMAT.sequence_bits) - 2) << FORMAT.sequence_shift
+    for number in (0, 0, 0, 1):
+        writer.visit(0, [7], number, 300.0)
+    (seen,) = last_seen(np.frombuffer(bytes(writer.data), np.uint8), layout)
+    assert (seen.site, seen.visits) == (1, 1)
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from gwatch.cuda.binary.instruction import INSTRUCTION_SIZE
 from gwatch.cuda.program.roles import Role
-from gwatch.rewrite.ring import CANARY, HEADER_DTYPE, LANES, RingLayout
+from gwatch.rewrite.ring import CANARY, HEADER_DTYPE, Keep, RecordKind, RingFormat, RingLayout
 from gwatch.rewrite.sitemap import MappedSite, SiteMap
 
 if TYPE_CHECKING:
@@ -27,39 +27,49 @@ _SHOWN_WARPS = 6
 @dataclass(frozen=True, slots=True)
 class LastSeen:
     """Where a warp was last: ``site`` -1 = it started and came to no site, ``visits`` of that site kept in the
-    ring, ``count`` its records in all."""
+    ring."""
 
     cta: int
     warp: int
     site: int
     visits: int
-    count: int
 
 
 def last_seen(data: npt.NDArray[np.uint8], layout: RingLayout) -> list[LastSeen]:
     """The last record of every warp that started; ``data`` is the ring as copied while the kernel ran."""
     fmt = layout.format
     headers = data[layout.ring_bytes :].view(HEADER_DTYPE)
-    ring = layout.slots(data).reshape(layout.warps, fmt.slots * LANES)
+    ring = layout.slots(data)
     found = []
     for warp in np.flatnonzero(headers["canary"] == CANARY).tolist():
         records = ring[warp]
-        records = records[records["tag"] != 0]
         cta, inside = int(headers["cta"][warp]), warp % layout.warps_per_cta
-        if not len(records):
-            found.append(LastSeen(cta, inside, -1, 0, 0))
+        if not records["tag"].any():
+            found.append(LastSeen(cta, inside, -1, 0))
             continue
-        # Times are low words of a clock; the span since the entry orders them across one wrap.
-        times = records["time"].astype(np.int64)
-        start = int(times.min())
-        if int(times.max()) - start > 1 << 31:
-            times = (times - int(times[times > (1 << 31)].min())) % (1 << 32)
-        newest = records[int(np.argmax(times))]
         mask = (1 << fmt.sequence_shift) - 1
-        site = (int(newest["tag"]) & mask) - 1
-        visits = int(np.count_nonzero((records["tag"] & mask) == site + 1))
-        found.append(LastSeen(cta, inside, site, visits, int(records["tag"].max()) >> fmt.sequence_shift))
+        site = (int(_newest(records, fmt)["tag"]) & mask) - 1
+        found.append(LastSeen(cta, inside, site, int(np.count_nonzero((records["tag"] & mask) == site + 1))))
     return found
+
+
+def _newest(records: npt.NDArray[np.void], fmt: RingFormat) -> np.void:
+    """The newest record of a warp, of its (slots, lanes) records: of each lane's newest, which the sequence tells
+    however far apart in time they are, the one with the latest time."""
+    written = records["tag"] != 0
+    if fmt.keep is Keep.FIRST:  # in the order of the slots; the one behind them takes all later ones
+        order = np.broadcast_to(np.arange(fmt.slots)[:, None], written.shape)
+    else:
+        order = (records["tag"] >> fmt.sequence_shift).astype(np.int64)
+        half = 1 << (fmt.sequence_bits - 1)  # a lane has far fewer slots: where they span more, the count wrapped
+        low, high = np.where(written, order, half).min(axis=0), np.where(written, order, 0).max(axis=0)
+        order = order + np.where((high - low > half // 2) & (order < half), 2 * half, 0)
+    lanes = np.flatnonzero(written.any(axis=0))
+    newest = records[np.argmax(np.where(written, order, -1), axis=0)[lanes], lanes]
+    times = newest["time"].astype(np.int64)
+    if fmt.kind is not RecordKind.LONG and int(times.max() - times.min()) > 1 << 31:
+        times = (times - int(times[times > 1 << 31].min())) % (1 << 32)  # low words of a clock, across one wrap
+    return newest[int(np.argmax(times))]
 
 
 def hang_lines(
