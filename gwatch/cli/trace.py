@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--all-kernels", action="store_true", help="report every kernel that matches, not the longest alone")
     add("--launch", type=int, metavar="N", help="the kernel's launch N, from 0, autotuning not counted")
     add("--launch-skip", type=int, metavar="N", help="leave the first N launches alone")
-    add("--launch-count", type=int, metavar="N", help="trace N launches")
+    add("--launch-count", type=int, metavar="N", help="trace N launches (at most 64 of a kernel)")
     add(
         "--cta",
         type=_dim3,
@@ -59,7 +59,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--depth", type=int, help="records kept per lane")
     add("--keep", choices=("newest", "first"), default="newest")
     add("--ring-bytes", type=int, metavar="N", help="device memory for a launch's records (default 64 MiB)")
-    add("--verify", action="store_true", help="replay the launch plain and traced, and compare what it wrote")
+    add(
+        "--verify",
+        action="store_true",
+        help="replay the launch plain and traced on the same memory, which nothing else may write meanwhile, and "
+        "compare",
+    )
     add(
         "--passes",
         type=int,
@@ -67,7 +72,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="plain and traced replays of --verify, which it implies (default 15, or fewer in 3 s)",
     )
     add(
-        "--timeout", type=float, metavar="S", help="report a traced launch that has not ended after S seconds"
+        "--timeout",
+        type=float,
+        metavar="S",
+        help="end the program (exit code 1) when a launch of the kernel runs for longer than S seconds, and say where "
+        "its warps wait; launches in CUDA graphs are not watched",
     )
     add("--untested-arch", action="store_true", help="trace architectures that gwatch was never run on")
     add(

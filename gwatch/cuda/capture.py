@@ -3,7 +3,8 @@
 Rules this module keeps, because each has broken something: one subscription per process, taken only while
 needed and always given back (a live one crashes the interpreter at exit), and given back only after its
 callbacks are off and have drained (taking it away under a launching thread crashes too); launch callbacks are
-on only inside :meth:`Hooks.observe`; a callback never loads, allocates or waits; the first exception in a
+on only inside :meth:`Hooks.observe`; a callback never loads, allocates or waits (for :meth:`Hooks.alone` only, at a
+place where the driver holds no lock); the first exception in a
 callback is stored and raised again by the code that asked for the observation, but Ctrl-C and what else ends a
 program (raised in a callback because a signal came then) goes on to the program; the MODULE_LOADED resource
 callback, made with the driver's locks held, copies bytes and returns, and does so without Python where it can
@@ -32,6 +33,8 @@ _LOADS = {"cuModuleLoadData": 8, "cuModuleLoadDataEx": 8, "cuModuleLoadFatBinary
 # Loads from a file, and unloads: only their handles matter.
 _FILE_LOADS = ("cuModuleLoad", "cuLibraryLoadFromFile")
 _DRAIN_SECONDS = 0.03
+_ALONE_SECONDS = 30.0
+"""A kernel may be waiting for what another thread does: it is not kept for ever."""
 _AGAIN, _AGAIN_SECONDS = signal.SIGURG, 0.001
 _UNLOADS = ("cuModuleUnload", "cuLibraryUnload")
 
@@ -67,6 +70,8 @@ class Hooks:
         self._loading: dict[int, list[_Load]] = {}
         self._inside = threading.local()
         self._taking = threading.Lock()
+        self._alone: tuple[int, threading.Event] | None = None  # thread, and when it has finished
+        self._one_alone = threading.Lock()
         self.images.refresh = self._take
 
     @property
@@ -176,7 +181,8 @@ class Hooks:
         with self._lock:
             if self._observer is before:
                 self._observer, self._wanted, self._open = after, {}, {}
-                self._taking = threading.Lock()  # another thread may have held it when the process forked
+                # Another thread may have held them when the process forked.
+                self._taking, self._one_alone, self._alone = threading.Lock(), threading.Lock(), None
                 self._process = os.getpid()
 
     @contextlib.contextmanager
@@ -184,6 +190,18 @@ class Hooks:
         """Take no notice of what the calling thread loads and launches: it is gwatch's own."""
         with self._flag("own"), self._flag("busy"):
             yield
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Keep the launches of other threads waiting while the block runs, for :data:`_ALONE_SECONDS` at most."""
+        with self._one_alone:
+            finished = threading.Event()
+            self._alone = threading.get_ident(), finished
+            try:
+                yield
+            finally:
+                self._alone = None
+                finished.set()
 
     @contextlib.contextmanager
     def _flag(self, name: str) -> Iterator[None]:
@@ -207,6 +225,9 @@ class Hooks:
                 if not getattr(self._inside, "own", False):
                     self._load(self._names[callback_id], data)
             elif data.site == cupti.SITE_ENTER:
+                alone = self._alone
+                if alone is not None and alone[0] != threading.get_ident():
+                    alone[1].wait(_ALONE_SECONDS)
                 observer = self._observer
                 if observer is not None and self._is_wanted(observer, callback_id, data):
                     self._enter(observer, callback_id, data)

@@ -433,6 +433,30 @@ def test_verify_tells_a_traced_kernel_that_writes_something_else(
     assert outcome.collect(session)["runs"][0]["outputs"] == "differ"
 
 
+def test_launches_of_other_threads_wait_for_the_replays(
+    machine: Machine, start: Callable[..., Any], replays: list[str]
+) -> None:
+    """What they write into the same allocation would be put back to what it was before."""
+    session = start(verify=True, kernel="^matmul$")
+    machine.add("other", machine.module)
+    run, threads, during = machine._run, list[threading.Thread](), list[bool]()
+
+    def replayed(*arguments: Any) -> None:
+        if not threads:
+            threads.append(threading.Thread(target=lambda: machine.launch("other", grid=(7, 1, 1))))
+            threads[0].start()
+            time.sleep(0.2)
+        if arguments[1] == (7, 1, 1):
+            during.append(len(replays) < 1 + 2 * replay.PASSES)
+            return
+        run(*arguments)
+
+    machine._run = replayed  # type: ignore[method-assign]
+    machine.launch()
+    threads[0].join(20)
+    assert during == [False] and outcome.collect(session)["runs"][0]["outputs"] == "identical"
+
+
 def test_kernels_that_may_wait_for_a_peer_are_not_replayed(
     machine: Machine, start: Callable[..., Any], replays: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

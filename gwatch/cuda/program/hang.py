@@ -53,7 +53,7 @@ def last_seen(data: npt.NDArray[np.uint8], layout: RingLayout) -> list[LastSeen]
     return found
 
 
-def _newest(records: npt.NDArray[np.void], fmt: RingFormat) -> np.void:
+def _newest(records: npt.NDArray[np.void], fmt: RingFormat) -> Any:
     """The newest record of a warp, of its (slots, lanes) records: of each lane's newest, which the sequence tells
     however far apart in time they are, the one with the latest time."""
     written = records["tag"] != 0

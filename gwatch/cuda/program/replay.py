@@ -2,7 +2,8 @@
 
 All of it happens when the launch call is entered. The device is waited for, the allocations that the launch's
 parameters point into and the variables of its module are saved, and after every replay they are put back, so
-that the program's own launch finds what it would have found. Memory that is reached through pointers stored
+that the program's own launch finds what it would have found. Launches of other threads are kept waiting: what they
+wrote would be undone. Memory that is reached through pointers stored
 *in* memory is neither saved nor compared. The replays are timed like do_trace's passes: that is the slowdown of
 the records.
 """

@@ -337,15 +337,11 @@ class ProgramSession:
                 load_slots(driver, hooks.images, target, prepared.planned, [slot], prepared.request)
                 self._arm(slot)
                 if self.options.verify:
-                    traced.verdict = replay(
-                        driver,
-                        view,
-                        slot,
-                        target,
-                        self.side_stream(slot.context),
-                        self._timer(driver),
-                        self.options.passes,
-                    )
+                    side = self.side_stream(slot.context)
+                    with hooks.alone():
+                        traced.verdict = replay(
+                            driver, view, slot, target, side, self._timer(driver), self.options.passes
+                        )
                 self._copy_constants(slot, captured)
             except BaseException:
                 self._give_back(slot, launched=False)
