@@ -118,9 +118,9 @@ def run(args: argparse.Namespace) -> int:
     from gwatch.cuda.program.collected import (
         outputs_of,
         process_names,
-        ranks_there,
         refuse_existing,
         run_program,
+        several_there,
     )
     from gwatch.cuda.program.places import check_syntax
 
@@ -138,7 +138,7 @@ def run(args: argparse.Namespace) -> int:
     report = args.output if args.output is not None and args.output.suffix.lower() != ".gwatch" else None
     if not args.list:
         (archive,) = outputs_of(args.output, 1, ())
-        refuse_existing([archive, *([report] if report else []), *ranks_there(archive)], args.force)
+        refuse_existing([archive, *([report] if report else []), *several_there(archive)], args.force)
     with run_program(target, options, os.environ) as (program, folder):
         if args.list:
             return _list(program, options, args.json)

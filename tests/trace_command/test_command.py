@@ -237,6 +237,12 @@ def test_archives_are_named_after_the_output_and_the_process() -> None:
     assert names == ["rank0", "rank1", "pid3"]
     assert outputs_of(Path("b.html"), 3, names)[2] == Path("b.pid3.gwatch")
     assert process_names([{"pid": 1, "rank": 0}, {"pid": 2, "rank": 0}]) == ["rank0-pid1", "rank0-pid2"]
+    assert process_names([{"pid": 1, "rank": 0}] * 2 + [{"pid": 2, "rank": None}] * 2) == [
+        "rank0-pid1-1",
+        "rank0-pid1-2",
+        "pid2-1",
+        "pid2-2",
+    ]
 
 
 def row(**changes: Any) -> dict[str, Any]:
@@ -540,15 +546,16 @@ def test_several_kernels_are_told_in_json_too(
     assert run_command("trace", ["--kernel", "k", "--", *left_behind(both, code=5)]) == 5
 
 
-def test_archives_of_ranks_are_not_overwritten_and_that_is_said_before_the_program_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("name", ["report.rank1.gwatch", "report.pid7.gwatch"])
+def test_archives_of_processes_are_not_overwritten_and_that_is_said_before_the_program_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], name: str
 ) -> None:
     """The program ran to its end, and only then its records were thrown away."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "report.rank1.gwatch").write_text("mine")
+    (tmp_path / name).write_text("mine")
     command = [sys.executable, "-c", "open('ran', 'w')"]
     assert run_command("trace", ["-o", "report.json", "--", *command]) == 2
-    assert "[output-exists] report.rank1.gwatch" in capfd.readouterr().err and not (tmp_path / "ran").exists()
+    assert f"[output-exists] {name}" in capfd.readouterr().err and not (tmp_path / "ran").exists()
     assert run_command("trace", ["--force", "-o", "report.json", "--", *ranks_program(2)]) == 0
     assert File.load("report.rank1.gwatch").runs
 

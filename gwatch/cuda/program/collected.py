@@ -170,15 +170,20 @@ def outputs_of(output: Path | None, count: int, ranks: Sequence[str]) -> list[Pa
 def process_names(processes: Sequence[dict[str, Any]]) -> list[str]:
     """ "rank0" where a launcher numbered the processes, else "pid1234"; all different."""
     names = [f"pid{item['pid']}" if item.get("rank") is None else f"rank{item['rank']}" for item in processes]
-    return [
-        f"{name}-pid{item['pid']}" if names.count(name) > 1 else name
+    full = [
+        name if names.count(name) == 1 or item.get("rank") is None else f"{name}-pid{item['pid']}"
         for name, item in zip(names, processes, strict=True)
+    ]
+    # A process has several results where one program handed it over to the next.
+    return [
+        name if full.count(name) == 1 else f"{name}-{full[: at + 1].count(name)}" for at, name in enumerate(full)
     ]
 
 
-def ranks_there(archive: Path) -> list[Path]:
-    """Archives of an earlier run of several ranks that this one's may replace; which there will be is not known yet."""
-    return sorted(archive.parent.glob(f"{glob.escape(archive.stem)}.rank*.gwatch"))
+def several_there(archive: Path) -> list[Path]:
+    """Archives of an earlier run of several processes that this one's may replace; which come is not known yet."""
+    stem = glob.escape(archive.stem)
+    return sorted(path for kind in ("rank", "pid") for path in archive.parent.glob(f"{stem}.{kind}*.gwatch"))
 
 
 def refuse_existing(paths: Sequence[Path], force: bool) -> None:

@@ -131,7 +131,9 @@ class ProgramSession:
         self._stopped.set()
         try:
             self._stack.close()
-        except Exception as error:
+        except BaseException as error:
+            if error not in hooks.errors:
+                raise
             return error
         return None
 
