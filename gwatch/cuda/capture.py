@@ -18,6 +18,7 @@ import contextlib
 import ctypes
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -72,6 +73,7 @@ class Hooks:
         self._taking = threading.Lock()
         self._alone: tuple[int, threading.Event] | None = None  # thread, and when it has finished
         self._one_alone = threading.Lock()
+        self._unraisable_before = sys.unraisablehook
         self.images.refresh = self._take
 
     @property
@@ -159,22 +161,28 @@ class Hooks:
             self.acquire()
             self._wanted, self._open, self.errors = {}, {}, []
             self._observer = observer
+            self._unraisable_before, sys.unraisablehook = sys.unraisablehook, self._unraisable
             try:
                 self._switch(self._launch_ids, True)
             except BaseException:
-                self._observer = None
+                self._end_observation()
                 self.release()
                 raise
         try:
             yield
         finally:
             with self._lock:
-                self._observer = None
+                self._end_observation()
                 if self._cupti is not None and self._cupti.subscribed:
                     self._switch(self._launch_ids, False)
                 self.release()
         if self.errors:
             raise self.errors[0]
+
+    def _end_observation(self) -> None:
+        self._observer = None
+        if sys.unraisablehook == self._unraisable:  # else it is the program's own, which may call ours
+            sys.unraisablehook = self._unraisable_before
 
     def replace_observer(self, before: Observer, after: Observer) -> None:
         """Let ``after`` see the launches that ``before`` is observing; for a process that forked off."""
@@ -239,6 +247,12 @@ class Hooks:
             # Nothing may escape into the driver's frames.
             if isinstance(error, Exception) or not _raise_later(error):
                 self._note(error)
+
+    def _unraisable(self, what: sys.UnraisableHookArgs) -> None:
+        """Python looks for signals before a function's first line, where no ``try`` is around it."""
+        ours = what.object == self._callback or repr(self._callback) in (what.err_msg or "")
+        if not (ours and what.exc_value is not None and _raise_later(what.exc_value)):
+            self._unraisable_before(what)
 
     def _note(self, error: BaseException) -> None:
         if not self.errors:  # observe() raises the first; a program may launch for ever

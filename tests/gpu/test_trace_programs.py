@@ -3,12 +3,14 @@ autotuners; a cause for every empty trace; a deadlock explained."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -266,3 +268,138 @@ def test_a_cutedsl_hopper_product(program: Any) -> None:
     assert traced.code == 0 and "PASS" in traced.out and "outputs     identical" in traced.out, traced.err
     labels = set(traced.runs()[0].labels)
     assert any("mbarrier wait" in label for label in labels) and any("MMA" in label for label in labels), labels
+
+
+def listed_rows(ran: Any) -> list[dict[str, Any]]:
+    found = json.loads(ran.out.splitlines()[-1])["processes"]
+    return [row for process in found for row in process.get("kernels", ())]
+
+
+def test_a_list_tells_trials_from_launches_and_closed_kernels_from_open_ones(program: Any) -> None:
+    needs("torch", "triton")
+    plain = program("autotuned.py")
+    listed = program("autotuned.py", trace=["--list", "--json"])
+    assert listed.code == 0 and listed.digests == plain.digests, listed.err
+    rows = listed_rows(listed)
+    (product,) = [row for row in rows if row["kernel"] == "product"]
+    assert product["origin"] == "Triton" and product["traceable"] == "yes" and product["registers"]
+    assert product["autotuning"] > 5 and product["launches"] == product["autotuning"] + 1
+    closed = [row["kernel"] for row in rows if row["traceable"] == "not traceable: closed library"]
+    assert closed, [(row["kernel"], row["traceable"]) for row in rows]
+    traced = program("autotuned.py", trace=["--kernel", f"^{re.escape(closed[0])}$"])
+    assert traced.code == 3 and "[closed-library]" in traced.err and traced.digests == plain.digests, traced.err
+
+
+@pytest.mark.parametrize("name", ["cupy_program.py", "clusters.py"])
+def test_a_list_of_other_frameworks(program: Any, name: str) -> None:
+    needs("torch", "cupy", "cuda.bindings")
+    plain = program(name)
+    listed = program(name, trace=["--list", "--json"])
+    assert plain.code == listed.code == 0 and listed.digests == plain.digests, listed.err
+    kernel, origin = {"cupy_program.py": ("scale", "CuPy"), "clusters.py": ("grid_sum", "cuda-python")}[name]
+    (row,) = [row for row in listed_rows(listed) if row["kernel"] == kernel]
+    assert (row["origin"], row["traceable"]) == (origin, "yes") and row["launches"] >= 1
+
+
+def test_a_range_of_launches(program: Any) -> None:
+    needs("torch")
+    traced = program("softmax.py", trace=["--kernel", "softmax", "--launch-skip", "1", "--launch-count", "3"])
+    assert traced.code == 0 and traced.out.count("of 5 (as asked for)") == 3, (traced.out, traced.err)
+    assert [(run.launch["index"], len(run.trace)) for run in traced.runs()] == [(1, 1024), (2, 1024), (3, 1024)]
+
+
+def test_chosen_ctas(program: Any) -> None:
+    needs("torch")
+    whole = program("softmax.py", trace=["--kernel", "softmax"])
+    (run,) = whole.runs()
+    ctas, warps = run.geometry.grid[0], len(run.intervals) // run.geometry.grid[0]
+    named = program("softmax.py", trace=["--force", "--kernel", "softmax", "--cta", "3,0,0", "--cta", "5,0,0"])
+    assert named.code == 0 and f"[sampled] 2 of {ctas} CTAs" in named.out, (named.out, named.err)
+    assert set(named.runs()[0].trace.rows.block.tolist()) == {3, 5}
+    counted = program("softmax.py", trace=["--force", "--kernel", "softmax", "--ctas", "4"])
+    assert counted.code == 0 and f"[sampled] 4 of {ctas} CTAs" in counted.out, (counted.out, counted.err)
+    assert len(counted.runs()[0].trace) == 4 * 2 * warps
+
+
+def test_sites_and_regions_of_the_users_own(program: Any) -> None:
+    needs("torch")
+    plain = program("softmax.py")
+    options = ["--kernel", "softmax", "--site", "0,thread", "--region", "whole=0..op:EXIT@all", "--verify"]
+    traced = program("softmax.py", trace=options)
+    assert traced.code == 0 and traced.digests == plain.digests, (traced.out, traced.err)
+    (run,) = traced.runs()
+    threads = prod(run.geometry.grid) * prod(run.geometry.block)
+    assert len(run.trace) >= threads + 2 * (threads // 32) and "whole" in run.labels
+    assert len(run.intervals) >= threads // 32 and run.evidence["outputs"] == "identical"
+
+
+def test_launches_on_two_streams_have_records_of_their_own(program: Any) -> None:
+    needs("torch")
+    plain = program("streams.py", "0", "0")
+    traced = program("streams.py", "0", "0", trace=["--kernel", "softmax", "--launch-skip", "0"])
+    assert traced.code == 0 and traced.digests == plain.digests, (traced.out, traced.err)
+    runs = traced.runs()
+    assert [len(run.trace) for run in runs] == [1024] * 8
+    streams = [run.launch["stream"] for run in runs]
+    assert len(set(streams)) == 2 and streams == streams[:2] * 4
+
+
+def test_launches_of_one_process_on_two_gpus(program: Any, gpu: Driver) -> None:
+    needs("torch")
+    if gpu.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    plain = program("streams.py", "0", "1")
+    traced = program("streams.py", "0", "1", trace=["--kernel", "softmax", "--launch-skip", "0", "--verify"])
+    assert traced.code == 0 and traced.digests == plain.digests, (traced.out, traced.err)
+    runs = traced.runs()
+    assert [run.launch["device"] for run in runs] == [0, 1] * 4 and [len(run.trace) for run in runs] == [1024] * 8
+    assert {run.evidence["outputs"] for run in runs} == {"identical"}
+
+
+def test_a_launch_into_a_stream_of_a_context_that_is_not_current(program: Any) -> None:
+    needs("torch", "cuda.bindings")
+    plain = program("contexts.py")
+    assert plain.code == 0, plain.err
+    if "refused" in plain.digests[0]:
+        pytest.skip(f"the driver makes no such launch: {plain.digests[0]}")
+    for more in ([], ["--force", "--verify"]):
+        traced = program("contexts.py", trace=["--kernel", "fill", *more])
+        assert traced.code == 0 and traced.digests == plain.digests, (traced.out, traced.err)
+        assert "launch      2 of 4" in traced.out and len(traced.runs()[0].intervals) == 2 * 4
+    listed = program("contexts.py", trace=["--list", "--json"])
+    (row,) = [row for row in listed_rows(listed) if row["kernel"] == "fill"]
+    assert row["timed"] == 4 and row["traceable"] == "yes", listed.err
+
+
+def test_ctrl_c_reaches_a_program_that_launches_all_the_time(program: Any) -> None:
+    needs("torch")
+    plain = program("interrupted.py", "20")
+    assert plain.code == 9 and "20 of 20" in plain.digests[0], plain.err
+    for options in (["--kernel", "softmax"], ["--list"]):
+        traced = program("interrupted.py", "20", trace=options)
+        assert traced.code == 9 and traced.digests == plain.digests, (traced.out, traced.err[-3000:])
+        assert "softmax" in traced.out and "[internal]" not in traced.err
+    assert len(traced.runs()[0].trace) == 1024
+
+
+def test_a_process_that_is_handed_over_leaves_both_traces(program: Any) -> None:
+    needs("torch")
+    traced = program("handover.py", trace=["--kernel", "softmax", "-o", "both.json"])
+    assert traced.code == 0 and len(traced.digests) == 2, (traced.out, traced.err)
+    assert [len(run.trace) for run in traced.runs("both.json")] == [1024, 1024]
+    assert len(list(traced.folder.glob("both.pid*-[12].gwatch"))) == 2
+
+
+def test_a_launch_call_that_waits_for_its_hanging_kernel_is_explained(
+    program: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needs("torch", "cuda.bindings")
+    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
+    traced = program("hang.py", trace=["--kernel", "pipeline", "--timeout", "3"])
+    assert traced.code == 1 and "[hang] launch 0 of pipeline" in traced.out, (traced.out, traced.err)
+    assert "6 warps last seen at barrier 0" in traced.out, traced.out
+
+
+def test_replays_are_refused_where_the_kernel_may_not_end(program: Any) -> None:
+    refused = program("hang.py", trace=["--verify", "--timeout", "3"])
+    assert refused.code == 2 and "[option-conflict]" in refused.err

@@ -6,8 +6,10 @@ import ctypes
 import os
 import signal
 import struct
+import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -309,6 +311,22 @@ def test_what_ends_the_program_reaches_it(hooks: capture.Hooks, fake: FakeCupti,
             assert caught.value.args == error.args
     assert not watcher.errors and not hooks.errors
     assert signal.getsignal(signal.SIGURG) == before
+
+
+def test_a_signal_that_comes_before_the_callbacks_first_line_reaches_the_program(
+    hooks: capture.Hooks, fake: FakeCupti, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", others.append)
+    before = sys.unraisablehook
+    with hooks.observe(Watcher()):
+        for place in ({"object": fake.callback, "err_msg": None}, {"object": None, "err_msg": f"in {fake.callback!r}"}):
+            with pytest.raises(KeyboardInterrupt):
+                sys.unraisablehook(SimpleNamespace(exc_value=KeyboardInterrupt(), **place))
+                time.sleep(20)
+        assert not others
+        sys.unraisablehook(SimpleNamespace(exc_value=KeyboardInterrupt(), object=len, err_msg=None))
+    assert len(others) == 1 and sys.unraisablehook == before
 
 
 def test_a_launch_whose_observer_failed_is_put_back(hooks: capture.Hooks, fake: FakeCupti) -> None:
