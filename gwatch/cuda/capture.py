@@ -245,7 +245,7 @@ class Hooks:
                     self._leave(view, data)
         except BaseException as error:
             # Nothing may escape into the driver's frames.
-            if isinstance(error, Exception) or not _raise_later(error):
+            if not (from_signal(error) and _raise_later(error)):
                 self._note(error)
 
     def _unraisable(self, what: sys.UnraisableHookArgs) -> None:
@@ -349,6 +349,19 @@ class Hooks:
         if stack:
             stack[-1].seen = stack[-1].seen or image
         self.images.seen(image)
+
+
+def from_signal(error: BaseException) -> bool:
+    """Whether a signal's handler raised this, which the program set up and waits for; Ctrl-C and exits always are."""
+    if not isinstance(error, Exception):
+        return True
+    handlers = [getattr(signal.getsignal(number), "__code__", None) for number in signal.valid_signals()]
+    frame = error.__traceback__
+    while frame is not None:
+        if frame.tb_frame.f_code in handlers:
+            return True
+        frame = frame.tb_next
+    return False
 
 
 def _raise_later(error: BaseException) -> bool:

@@ -313,6 +313,26 @@ def test_what_ends_the_program_reaches_it(hooks: capture.Hooks, fake: FakeCupti,
     assert signal.getsignal(signal.SIGURG) == before
 
 
+def test_what_a_signals_handler_raises_reaches_the_program(hooks: capture.Hooks, fake: FakeCupti) -> None:
+    """A time limit made of SIGALRM and an exception, for instance."""
+
+    def limit(_number: int, _frame: object) -> None:
+        raise TimeoutError("the program's own")
+
+    class Slow(Watcher):
+        def enter(self, view: LaunchView) -> None:
+            signal.raise_signal(signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, limit)
+    try:
+        with hooks.observe(Slow()), pytest.raises(TimeoutError, match="the program's own"):
+            fake.call("cuLaunchKernel", launch_arguments(), b"wanted")
+            time.sleep(20)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert not hooks.errors
+
+
 def test_a_signal_that_comes_before_the_callbacks_first_line_reaches_the_program(
     hooks: capture.Hooks, fake: FakeCupti, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -375,7 +375,7 @@ def test_the_import_watch_tells_once_and_leaves(tmp_path: Path, monkeypatch: pyt
     import watched_two  # type: ignore[import-not-found]
 
     assert watched_two.value == 8 and told == ["watched_one"] and watch not in sys.meta_path
-    assert type(watched_two.__spec__.loader).__name__ == "SourceFileLoader"
+    assert type(watched_two.__spec__.loader).__name__ == "SourceFileLoader" == type(watched_two.__loader__).__name__
 
 
 def test_an_interpreter_without_gwatchs_needs_is_told_what_to_install(

@@ -7,6 +7,7 @@ import ctypes
 import json
 import mmap
 import re
+import signal
 import sys
 import threading
 import time
@@ -474,6 +475,39 @@ def test_chosen_ctas_alone_are_recorded(machine: Machine, start: Callable[..., A
     assert machine.layouts[0].cta_slots == 1 and found["runs"][0]["records"] == 48 * 3
     report = File.load(Path(session.options.folder) / found["archive"])
     assert np.unique(report.runs[0].trace.rows.block).tolist() == [1 + 2 * 2]
+
+
+def test_a_program_stopped_while_its_kernel_is_patched_stops(
+    machine: Machine, start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def limit(_number: int, _frame: object) -> None:
+        raise TimeoutError("the program's own")
+
+    before = signal.signal(signal.SIGUSR1, limit)
+    monkeypatch.setattr(session_module, "prepare", lambda *_: signal.raise_signal(signal.SIGUSR1))
+    session = start()
+    try:
+        with pytest.raises(TimeoutError):  # what follows the launch is interrupted
+            machine.launch()
+            time.sleep(20)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    monkeypatch.undo()
+    assert session.kernels["matmul"].refused is None and not session.kernels["matmul"].busy
+    session.stop_watching()
+
+
+def test_architectures_that_were_not_tested_are_traced_only_when_asked_for(
+    machine: Machine, start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gwatch.cuda.program.prepared.TESTED", ("sm_80",))
+    session = start()
+    machine.launch()
+    found = outcome.collect(session)
+    assert machine.ran == ["plain"] and found["problems"][0].startswith("[arch-untested] matmul is sm_90 code")
+    session = start(untested_arch=True)
+    machine.launch()
+    assert outcome.collect(session)["runs"] and machine.ran == ["plain", "traced"]
 
 
 def test_a_launch_that_does_not_fit_keeps_no_other_from_being_traced(

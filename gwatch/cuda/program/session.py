@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gwatch.cuda.capture import hooks
+from gwatch.cuda.capture import from_signal, hooks
 from gwatch.cuda.driver import COPIED_ATTRIBUTES, NUM_REGS, Driver
 from gwatch.cuda.latefind import HandleFacts
 from gwatch.cuda.launchview import Launch, LaunchView, Replacement
@@ -307,6 +307,8 @@ class ProgramSession:
             else:
                 kernel.refused = error
         except Exception as error:  # the program's launch must go on as it is
+            if from_signal(error):
+                raise
             name = type(error).__name__
             kernel.refused = TraceError(
                 "internal", f"{kernel.row.symbol} could not be patched: {name}: {error}"
