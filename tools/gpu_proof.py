@@ -82,7 +82,7 @@ STEPS = (
     _tests("launcher", 120),
     _tests("scopes", 150),
     _tests("trace_command", 240),
-    _tests("trace_programs", 400, "-k", "not soak", *_SIDE_BY_SIDE),
+    _tests("trace_programs", 600, "-k", "not soak", *_SIDE_BY_SIDE),
     Step("torture", ("tools/torture.py", "--gpu", "--seconds", "150", "--sites", "2500", "--seed", "1", "--json"), 240),
     Step("torture-frameworks", ("tools/torture.py", "--frameworks", "--seconds", "60", "--seed", "2", "--json"), 150),
     Step("torture-sanitize", ("tools/torture.py", "--sanitize", "--seconds", "60", "--seed", "3", "--json"), 200),

@@ -45,7 +45,10 @@ def test_python_programs_are_accepted_and_others_refused(tmp_path: Path) -> None
     assert command_of([str(own), "1"]) == [sys.executable, str(own), "1"]
     runner = script(tmp_path, "torchrun", "#!/usr/bin/env -S python3 -u\nprint(1)\n")
     assert command_of([str(runner), "x.py"]) == [str(runner), "x.py"]
-    for text in ("#!/bin/sh\npython x.py\n", "#!/usr/bin/env bash\n", "no shebang"):
+    long = f"#!/bin/sh\n'''exec' \"/{'long/' * 60}bin/python3.11\" \"$0\" \"$@\"\n' '''\nprint(1)\n"
+    runner = script(tmp_path, "accelerate", long)  # what pip writes where the path is too long for a first line
+    assert command_of([str(runner), "x.py"]) == [str(runner), "x.py"]
+    for text in ("#!/bin/sh\npython x.py\n", "#!/bin/sh\n'''exec' /bin/ruby\n", "#!/usr/bin/env bash\n", "no shebang"):
         with pytest.raises(UnsupportedError, match=r"\[target-not-python\]"):
             command_of([str(script(tmp_path, "other", text))])
     with pytest.raises(UnsupportedError, match=r"\[target-not-found\]"):
@@ -54,14 +57,14 @@ def test_python_programs_are_accepted_and_others_refused(tmp_path: Path) -> None
         command_of([])
 
 
-@pytest.mark.parametrize("option", ["-I", "-E", "-S", "-uI", "-BE"])
-def test_interpreter_options_that_keep_the_hooks_out_are_refused(option: str) -> None:
+@pytest.mark.parametrize("options", ["-I", "-E", "-S", "-uI", "-BE", "-X importtime -I", "-W error -uS", "-Xdev -E"])
+def test_interpreter_options_that_keep_the_hooks_out_are_refused(options: str) -> None:
     with pytest.raises(UnsupportedError, match=r"\[target-isolated\]"):
-        command_of([sys.executable, option, "x.py"])
+        command_of([sys.executable, *options.split(), "x.py"])
 
 
 @pytest.mark.parametrize(
-    "arguments", [["-c", "pass", "-S"], ["-m", "mod", "-E"], ["-W", "error", "x.py"], ["-XI", "x.py"]]
+    "arguments", [["-c", "pass", "-S"], ["-m", "mod", "-E"], ["-W", "error", "x.py"], ["-XI", "x.py"], ["-X", "dev"]]
 )
 def test_options_of_the_program_itself_are_its_own_business(arguments: list[str]) -> None:
     assert command_of([sys.executable, *arguments])[1:] == arguments

@@ -15,7 +15,8 @@ from gwatch.errors import UnsupportedError
 _PYTHON = re.compile(r"(?:python|pypy)(?:\d+(?:\.\d+)*)?t?\Z")
 # Interpreter options that keep sitecustomize or PYTHONPATH out.
 _BLOCKING = {"I": "-I", "E": "-E", "S": "-S"}
-_WITH_VALUE = "XWcm"
+_WITH_VALUE = "XW"
+_LONG_PATH, _LONGEST_LINE = b"'''exec' ", 1 << 13
 BOOTSTRAP = Path(__file__).resolve().parent / "bootstrap"
 
 
@@ -52,12 +53,15 @@ def command_of(target: Sequence[str]) -> list[str]:
 
 
 def _interpreter(path: Path) -> str:
-    """File name of the program that a script's first line names, "" for anything else."""
+    """File name of the program that runs a script: the one in its first line, or in what installers write where the
+    path is too long for that; "" for anything else."""
     try:
         with path.open("rb") as file:
-            first = file.readline(512)
+            first, second = file.readline(512), file.readline(_LONGEST_LINE)
     except OSError:
         return ""
+    if first.startswith(b"#!/bin/sh") and second.startswith(_LONG_PATH):
+        first = b"#!" + second[len(_LONG_PATH) :].replace(b'"', b" ")
     words = first[2:].decode(errors="replace").split() if first[:2] == b"#!" else []
     if words and Path(words[0]).name == "env":
         words = [word for word in words[1:] if not word.startswith("-") and "=" not in word]
@@ -65,20 +69,22 @@ def _interpreter(path: Path) -> str:
 
 
 def _refuse_isolation(arguments: Sequence[str]) -> None:
-    for argument in arguments:
+    rest = iter(arguments)
+    for argument in rest:
         if not argument.startswith("-") or argument.startswith("--") or argument == "-":
             return
-        for letter in argument[1:]:
+        for at, letter in enumerate(argument[1:], 2):
             if letter in _BLOCKING:
                 raise UnsupportedError(
                     "target-isolated",
                     f"python {_BLOCKING[letter]} keeps gwatch's sitecustomize out of the program",
                     f"leave {_BLOCKING[letter]} out",
                 )
-            if letter in _WITH_VALUE:
-                # -c and -m end the options; -X and -W take the rest or the next word, which is no option letter.
-                if letter in "cm":
-                    return
+            if letter in "cm":  # they end the options
+                return
+            if letter in _WITH_VALUE:  # the value is what follows in this word, or the next word
+                if at == len(argument):
+                    next(rest, None)
                 break
 
 
