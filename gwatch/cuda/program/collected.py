@@ -17,6 +17,7 @@ from typing import Any
 
 from gwatch.cuda.cupti import need_driver
 from gwatch.cuda.program.options import ProgramOptions
+from gwatch.cuda.program.start import WATCHED
 from gwatch.cuda.program.target import command_of, environment
 from gwatch.errors import TraceError, UnsupportedError
 
@@ -104,8 +105,7 @@ def causes(program: Program, options: ProgramOptions) -> list[str]:
             found.append(
                 "[no-launches] the program launched no kernel that gwatch could see"
                 if "done" in states
-                else "[no-cuda] no process imported a package that launches kernels (torch, triton, cupy, "
-                "cuda-python, numba.cuda, cutlass, …)"
+                else f"[no-cuda] no process imported one of the packages that gwatch watches ({', '.join(WATCHED)})"
             )
         return found
     rows = [row for item in program.watched for row in item["kernels"]]
@@ -147,6 +147,8 @@ def _killed(program: Program, process: dict[str, Any]) -> str:
     if process["pid"] != program.pid and Path(f"/proc/{process['pid']}").exists():
         return f"[process-running] process {process['pid']} outlives the program: its records are not waited for"
     how = _ended(program, process)
+    if process["state"] == "started":
+        return f"[process-killed] process {process['pid']} ended {how}, before it launched a kernel gwatch could see"
     return f"[process-killed] process {process['pid']} ended {how}: its records are lost"
 
 
