@@ -3,8 +3,8 @@
 Rules this module keeps, because each has broken something: one subscription per process, taken only while
 needed and always given back (a live one crashes the interpreter at exit), and given back only after its
 callbacks are off and have drained (taking it away under a launching thread crashes too); launch callbacks are
-on only inside :meth:`Hooks.observe`; a callback never loads, allocates or waits (for :meth:`Hooks.alone` only, at a
-place where the driver holds no lock); the first exception in a
+on only inside :meth:`Hooks.observe`; a callback never loads, allocates or waits (an
+observer may as the launch call is entered, where the driver holds no lock); the first exception in a
 callback is stored and raised again by the code that asked for the observation, but Ctrl-C and what else ends a
 program (raised in a callback because a signal came then) goes on to the program; the MODULE_LOADED resource
 callback, made with the driver's locks held, copies bytes and returns, and does so without Python where it can

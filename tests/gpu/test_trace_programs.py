@@ -344,6 +344,18 @@ def test_launches_on_two_streams_have_records_of_their_own(program: Any) -> None
     assert len(set(streams)) == 2 and streams == streams[:2] * 4
 
 
+def test_threads_that_launch_one_kernel_side_by_side(program: Any) -> None:
+    needs("torch")
+    plain = program("threads.py")
+    options = ["--kernel", "softmax", "--launch-skip", "0", "--launch-count", "12"]
+    for more in ([], ["--force", "--verify"]):
+        traced = program("threads.py", trace=[*options, *more])
+        assert traced.code == 0 and traced.digests == plain.digests, (traced.out, traced.err)
+        runs = traced.runs()
+        assert sorted(run.launch["index"] for run in runs) == list(range(12))
+        assert [len(run.trace) for run in runs] == [1024] * 12
+
+
 def test_launches_of_one_process_on_two_gpus(program: Any, gpu: Driver) -> None:
     needs("torch")
     if gpu.device_count() < 2:

@@ -18,10 +18,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fakecupti import launch_arguments
+from fakes import packed
 from test_trace_flow import Machine, left_clean
 
 from gwatch.common.format import File
 from gwatch.cuda.driver import MAX_THREADS
+from gwatch.cuda.launchview import LaunchView
 from gwatch.cuda.program import outcome, replay
 from gwatch.cuda.program import session as session_module
 from gwatch.cuda.program.options import ProgramOptions
@@ -477,6 +480,43 @@ def test_chosen_ctas_alone_are_recorded(machine: Machine, start: Callable[..., A
     assert np.unique(report.runs[0].trace.rows.block).tolist() == [1 + 2 * 2]
 
 
+@pytest.mark.parametrize("options", [{"skip": 0, "count": 12}, {}])
+def test_threads_that_launch_one_kernel_side_by_side_miss_no_launch_that_was_chosen(
+    machine: Machine, start: Callable[..., Any], options: dict[str, int]
+) -> None:
+    """While one thread's launch was made ready, those of the others went untraced, and nothing told."""
+    session = start(**options)
+    meeting = threading.Barrier(4)
+
+    def launches() -> None:
+        meeting.wait(20)
+        for _ in range(5):
+            values = packed(*(ctypes.c_uint64(machine.output) for _ in range(3)), *(ctypes.c_int(1) for _ in range(3)))
+            arguments = launch_arguments(machine.kernels["matmul"], (2, 1, 1), (48, 1, 1), 0, ctypes.addressof(values))
+            view = LaunchView("cuLaunchKernel", ctypes.addressof(arguments), machine.driver.context, "matmul")
+            session.enter(view)
+            handle = view.handle
+            view.restore()
+            with running:
+                machine._run(handle, (2, 1, 1), (48, 1, 1))
+            session.leave(view, 0)
+
+    running = threading.Lock()
+    threads = [threading.Thread(target=launches) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    found = outcome.collect(session)
+    assert found["problems"] == [] and found["kernels"][0]["launches"] == 20
+    if options:
+        assert sorted(run["number"] for run in found["runs"]) == list(range(12)) and machine.ran.count("traced") == 12
+    else:
+        (run,) = found["runs"]
+        assert run["records"] == 2 * 48 * 3 and run["steady"]
+    assert left_clean(machine)
+
+
 def test_a_program_stopped_while_its_kernel_is_patched_stops(
     machine: Machine, start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -493,7 +533,7 @@ def test_a_program_stopped_while_its_kernel_is_patched_stops(
     finally:
         signal.signal(signal.SIGUSR1, before)
     monkeypatch.undo()
-    assert session.kernels["matmul"].refused is None and not session.kernels["matmul"].busy
+    assert session.kernels["matmul"].refused is None and not session.kernels["matmul"].turn.locked()
     session.stop_watching()
 
 

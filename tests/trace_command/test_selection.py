@@ -162,7 +162,7 @@ def test_a_later_launch_stands_for_a_third_one_that_was_missed() -> None:
     assert ordinals == [1, 2, 3, 4]
     selector.took("k", 4, "fourth")
     assert selector.best("k") == (True, "fourth") and selector.choose("k", "a", False) == 0
-    assert selector.why("k", 4) == "number 4 of its shape: earlier ones could not be traced"
+    assert selector.why("k", 4) == "number 4 of its shape, the first from the third on that was traced"
 
 
 def test_shapes_beyond_the_first_ones_are_traced_only_when_steady() -> None:

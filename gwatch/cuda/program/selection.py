@@ -92,7 +92,7 @@ class Selector:
         if ordinal == STEADY:
             return "the third of its shape"
         if ordinal > STEADY:
-            return f"number {ordinal} of its shape: earlier ones could not be traced"
+            return f"number {ordinal} of its shape, the first from the third on that was traced"
         shapes = self._kernels[symbol].shapes
         if max(shapes.values()) >= STEADY:
             return "the last that could be traced"

@@ -80,7 +80,9 @@ class Kernel:
     refused: GWatchError | None = None
     # Launches of these shapes alone cannot be traced (in a graph or not).
     unfit: dict[tuple[Shape, bool], GWatchError] = field(default_factory=dict)
-    busy: bool = False
+    turn: threading.Lock = field(
+        default_factory=threading.Lock
+    )  # held while one of its launches is made ready
     traced: list[Traced] = field(default_factory=list)
     times: dict[Shape, list[float]] = field(default_factory=dict)
 
@@ -292,29 +294,27 @@ class ProgramSession:
     ) -> Traced | None:
         """Send the launch to patched code; None when that is refused, and then the launch stays as it is."""
         place = _shape(view), captured
-        with self._lock:
-            if kernel.refused is not None or kernel.busy or place in kernel.unfit:
+        with kernel.turn:  # the driver holds no lock here, so that another thread's launch can be waited for
+            settled = self.selector.settled(kernel.row.symbol) and not self.selector.explicit
+            if kernel.refused is not None or place in kernel.unfit or settled:
                 return None
-            kernel.busy = True  # another thread launching the same kernel meanwhile goes untraced
-        try:
-            traced = self._redirect(kernel, view, number, ordinal, captured)
-            with self._lock:
-                self.selector.took(kernel.row.symbol, ordinal, (number,))
-            return traced
-        except GWatchError as error:
-            if error.code in _OF_A_SHAPE:
-                kernel.unfit[place] = error
-            else:
-                kernel.refused = error
-        except Exception as error:  # the program's launch must go on as it is
-            if from_signal(error):
-                raise
-            name = type(error).__name__
-            kernel.refused = TraceError(
-                "internal", f"{kernel.row.symbol} could not be patched: {name}: {error}"
-            )
-        finally:
-            kernel.busy = False
+            try:
+                traced = self._redirect(kernel, view, number, ordinal, captured)
+                with self._lock:
+                    self.selector.took(kernel.row.symbol, ordinal, (number,))
+                return traced
+            except GWatchError as error:
+                if error.code in _OF_A_SHAPE:
+                    kernel.unfit[place] = error
+                else:
+                    kernel.refused = error
+            except Exception as error:  # the program's launch must go on as it is
+                if from_signal(error):
+                    raise
+                name = type(error).__name__
+                kernel.refused = TraceError(
+                    "internal", f"{kernel.row.symbol} could not be patched: {name}: {error}"
+                )
         return None
 
     def _redirect(
