@@ -206,6 +206,7 @@ class Hooks:
             finished = threading.Event()
             self._alone = threading.get_ident(), finished
             try:
+                time.sleep(_DRAIN_SECONDS)  # a thread may have looked just before, and be on its way to the driver
                 yield
             finally:
                 self._alone = None
