@@ -22,7 +22,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from gwatch.sass.cfg import Flow
-from gwatch.sass.convergence import Convergence
+from gwatch.sass.convergence import Convergence, may_wait
 
 if TYPE_CHECKING:
     from gwatch.rewrite.surroundings import Surroundings
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 WORDS = ("x", "y")
 _GOES_ON = (Flow.NEXT, Flow.BRANCH, Flow.REFERENCE, Flow.SPLIT)
 _SEARCHED = 2000
-_JOINS = frozenset({"BAR", "BSYNC", "ENDCOLLECTIVE", "MEMBAR", "NANOSLEEP", "WARPSYNC", "YIELD"})
-_ASKS = "SYNCS.PHASECHK"
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,5 +174,4 @@ class _Paths:
         return found
 
     def _may_join(self, ranges: Sequence[tuple[int, int]]) -> bool:
-        facts = (self._view.facts(index) for start, end in ranges for index in range(start, end))
-        return any(item.mnemonic in _JOINS or item.opcode.startswith(_ASKS) for item in facts)
+        return any(may_wait(self._view.facts(index)) for start, end in ranges for index in range(start, end))

@@ -5,9 +5,9 @@ analysis knows the registers and predicates that are: what a pure instruction of
 out of uniform registers and out of constants. A parted warp is whole again
 
 * behind a BSYNC whose BSSY a whole warp ran, if nothing between the two lets the lanes that wait go on without the
-  others. Measured on the H200: a YIELD does;
-* behind an instruction that PTX has in the form ``.sync.aligned`` alone: it's undefined for a part of a warp.
-  (WARPSYNC isn't one: lanes may meet at two of them.)
+  others. Measured on the H200: a YIELD does; so may all else that waits;
+* behind an instruction that PTX has in the form ``.sync.aligned`` alone: it's undefined for a part of a warp, which may
+  come by it only where its guard is false. (WARPSYNC isn't one: lanes may meet at two of them.)
 
 An mbarrier's phase is the same for all lanes of one instruction that ask for it with the same address and parity: ptxas
 writes no BSSY around a wait for one barrier, and does around one whose address differs by lane; on the H200 none of
@@ -21,7 +21,7 @@ from bisect import bisect_right
 from typing import NamedTuple
 
 from gwatch.sass.cfg import FLOW_MNEMONICS, Cfg, Flow
-from gwatch.sass.uses import CodeView, Masks
+from gwatch.sass.uses import ALWAYS, CodeView, Masks, WordFacts
 
 # Results depend on operands alone.
 _PURE = frozenset({
@@ -40,25 +40,29 @@ _ALIGNED = frozenset({
     "BGMMA", "BMMA", "DMMA", "HGMMA", "HMMA", "IGMMA", "IMMA", "LDSM", "LDTM", "MOVM", "OMMA", "QGMMA", "QMMA", "STSM",
     "STTM", "USETMAXREG", "WARPGROUP",
 })  # fmt: skip
-# Where lanes may stay while those that a predicate leaves out go on.
-_WAITS = frozenset({"BAR", "BSYNC", "NANOSLEEP", "WARPSYNC", "YIELD"})
-# What may end a wait at a BSYNC without the others, or make its barrier register name other lanes.
-_DISTURBS = frozenset({"BAR", "BMOV", "BREAK", "ENDCOLLECTIVE", "NANOSLEEP", "WARPSYNC", "YIELD"})
-_GUIDES = FLOW_MNEMONICS | _WAITS
+_WAITS = frozenset({
+    "ACQBULK", "BAR", "BSYNC", "ENDCOLLECTIVE", "MEMBAR", "NANOSLEEP", "UCGABAR_WAIT", "WARPSYNC", "YIELD",
+})  # fmt: skip
+_ASKS = "SYNCS.PHASECHK"
+# What changes the lanes that a barrier register names.
+_NAMES = frozenset({"BMOV", "BREAK"})
+_GUIDES = FLOW_MNEMONICS | _WAITS | _NAMES | {"SYNCS"}
 _PASSED = (Flow.NEXT, Flow.REFERENCE, Flow.BRANCH, Flow.EXIT)
 _CONDITION = re.compile(r"@|\bU?P[0-9T]")
 _REGION = 4000
 
 
 class _State(NamedTuple):
-    """What holds on every path: masks of the registers that are alike in all living lanes, and of the barrier registers
-    that name them all; ``complete``: no lane has left before the others."""
+    """What holds on every path: masks of the registers that are alike in all living lanes, of the barrier registers at
+    which they surely meet, and of those that name them all, while they are together; ``complete``: no lane has left
+    before the others."""
 
     whole: bool = False
     complete: bool = False
     general: int = 0
     predicates: int = 0
     barriers: int = 0
+    named: int = 0
 
     def meet(self, other: _State) -> _State:
         return _State(
@@ -67,7 +71,14 @@ class _State(NamedTuple):
             self.general & other.general,
             self.predicates & other.predicates,
             self.barriers & other.barriers,
+            self.named & other.named,
         )
+
+
+def may_wait(facts: WordFacts) -> bool:
+    """Whether lanes may stay at such an instruction while those that its predicates leave out go on, and groups of a
+    warp that wait there may join."""
+    return facts.mnemonic in _WAITS or facts.opcode.startswith(_ASKS)
 
 
 class Convergence:
@@ -99,7 +110,10 @@ class Convergence:
 
     def _solve(self) -> None:
         numbers = {start: number for number, start in enumerate(self._starts)}
-        work = [numbers[entry] for entry in self.cfg.entries]
+        flow = self.cfg.flow
+        # Lanes that WARPSYNC.COLLECTIVE gathers go their own ways again where it says.
+        scattered = {int(target) for target in flow.target[flow.kind == Flow.SPLIT] if target >= 0}
+        work = [numbers[entry] for entry in {*self.cfg.entries, *scattered}]
         for number in work:
             self._before[number] = _State(whole=number == 0, complete=number == 0)
         while work:
@@ -117,7 +131,7 @@ class Convergence:
 
     def _through(self, start: int, end: int, state: _State) -> _State:
         """What holds before instruction ``end`` where ``state`` holds before ``start``, of the same block."""
-        whole, complete, general, predicates, barriers = state
+        whole, complete, general, predicates, barriers, named = state
         flow, files = self.cfg.flow, (self._general, self._predicates)
         for index in range(start, end):
             mnemonic = self._mnemonics[index]
@@ -127,24 +141,37 @@ class Convergence:
                 general = _written(general, files[0], index, same)
                 predicates = _written(predicates, files[1], index, same)
             if mnemonic in _ALIGNED:
-                whole = True
+                whole = whole or self.view.facts(index).guard == ALWAYS
             if mnemonic not in _GUIDES:
                 continue
             kind = flow.kind[index]
-            if kind == Flow.SPLIT or kind == Flow.CALL_OUT:
-                whole, complete, general, predicates, barriers = _State()
+            if kind == Flow.SPLIT or kind == Flow.CALL_OUT or self._scatters(index, mnemonic):
+                whole, complete, general, predicates, barriers, named = _State()
             elif kind == Flow.EXIT:
                 complete &= alike
             elif mnemonic == "BSSY":
                 bit = 1 << int(flow.barrier[index])
-                barriers = barriers | bit if whole and self._names_all(index) else barriers & ~bit
+                all_run = whole and not _CONDITION.search(self.view.text(index))
+                named = named | bit if all_run else named & ~bit
+                barriers = barriers | bit if all_run and self._meets(index) else barriers & ~bit
+            elif mnemonic in _NAMES:
+                named = 0
             else:
                 if mnemonic == "BSYNC":
                     bit = 1 << int(flow.barrier[index])
-                    whole, barriers = whole or bool(barriers & bit), barriers & ~bit
-                if not alike:
+                    whole = bool(barriers & bit) or (whole and bool(named & bit))
+                    barriers, named = barriers & ~bit, named & ~bit
+                if not alike and (mnemonic != "SYNCS" or may_wait(self.view.facts(index))):
                     whole = complete = False
-        return _State(whole, complete, general, predicates, barriers)
+                if not whole:
+                    named = 0
+        return _State(whole, complete, general, predicates, barriers, named)
+
+    def _scatters(self, index: int, mnemonic: str) -> bool:
+        """Whether nobody knows who goes on together behind the instruction at ``index``."""
+        return mnemonic == "ENDCOLLECTIVE" or (
+            mnemonic == "WARPSYNC" and "EXCLUSIVE" in self.view.facts(index).opcode
+        )
 
     def _same(self, index: int, mnemonic: str, alike: bool, complete: bool) -> bool:
         """Whether the lanes of a whole warp get the same results, ``alike``: from operands that are the same."""
@@ -153,16 +180,18 @@ class Convergence:
             return told is not None and (complete or not told[1])
         if not alike:
             return False
+        if mnemonic == "MOV" and self.view.facts(index).text.count(",") > 1:
+            return False  # its third operand says which lanes of four take part
         return mnemonic in _PURE or (mnemonic in _BY_TEXT and bool(_ALIKE.match(self.view.text(index))))
 
-    def _names_all(self, index: int) -> bool:
+    def _meets(self, index: int) -> bool:
         """Whether the lanes that run the BSSY at ``index`` surely meet at one BSYNC, but for those that end."""
         known = self._meeting.get(index)
         if known is None:
-            known = self._meeting[index] = not _CONDITION.search(self.view.text(index)) and self._meets(index)
+            known = self._meeting[index] = self._closes(index)
         return known
 
-    def _meets(self, index: int) -> bool:
+    def _closes(self, index: int) -> bool:
         barriers, kinds = self.cfg.flow.barrier, self.cfg.flow.kind
         barrier = barriers[index]
         work, seen, closers = [index + 1], {index + 1}, set[int]()
@@ -173,14 +202,18 @@ class Convergence:
                     return False
                 closers.add(at)
                 continue
-            if self._mnemonics[at] in _DISTURBS or kinds[at] not in _PASSED:
+            mnemonic = self._mnemonics[at]
+            if mnemonic in _NAMES or kinds[at] not in _PASSED:
+                return False
+            # What waits may end a wait at a BSYNC without the others; other regions' BSYNCs don't.
+            if mnemonic in _GUIDES and mnemonic != "BSYNC" and may_wait(self.view.facts(at)):
                 return False
             following = [item for item in self.cfg.successors(at) if item not in seen]
             work += following
             seen.update(following)
             if len(seen) > _REGION:
                 return False
-        return len(closers) == 1
+        return len(closers) == 1 and self.cfg.flow.target[index] in (at := closers.pop(), at + 1)
 
 
 def _written(alike: int, masks: Masks, index: int, same: bool) -> int:

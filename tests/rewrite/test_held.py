@@ -140,6 +140,8 @@ def test_what_may_join_groups_of_a_warp_keeps_warp_level_sites_apart() -> None:
         "BSYNC P0, B0",
         "BAR.SYNC 0x0",
         "MEMBAR.SC.GPU",
+        "ACQBULK",
+        "UCGABAR_WAIT",
         "SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR5], R6",
         "SYNCS.PHASECHK.TRANS64 P0, [UR5], R6",
     ):

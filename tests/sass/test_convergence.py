@@ -52,8 +52,11 @@ def test_a_branch_parts_a_warp_unless_its_lanes_decide_alike() -> None:
         "@P3 MOV R0, 0x5",
         "CS2R.32 R0, SR_CLOCKLO",
         "MOV R0, R9",
+        "MOV R0, R3, 0x3",  # two lanes of four
     ):
         assert whole([apart, PARTS[1], "@P0 BRA 0x40", NOP, NOP, "EXIT"]) == [0, 1, 2], apart
+    assert whole(["MOV R3, 0x1", "MOV R0, R3", PARTS[1], "@P0 BRA 0x50", NOP, "EXIT"]) == list(range(6))
+    assert whole(["MOV R3, 0x1", "MOV R0, R3, 0x3", PARTS[1], "@P0 BRA 0x50", NOP, "EXIT"]) == list(range(4))
     some = ["MOV R4, R5", TID, "@P4 MOV R0, 0x5", PARTS[1], "@P0 BRA 0x70", NOP, NOP, "EXIT"]
     for first in (
         "ISETP.NE.AND P4, PT, RZ, 0x3, PT",
@@ -69,8 +72,20 @@ def test_a_branch_parts_a_warp_unless_its_lanes_decide_alike() -> None:
         "NANOSLEEP R0",
         "@P0 WARPSYNC.ALL",
         "@P0 BSYNC B0",
+        "@P0 MEMBAR.SC.GPU",
+        "@P0 SYNCS.PHASECHK.TRANS64 P1, [UR5], RZ",
+        "SYNCS.PHASECHK.TRANS64.TRYWAIT P1, [R0+URZ], RZ",
+        "WARPSYNC.EXCLUSIVE R3",
     ):
         assert whole([*PARTS, waits, NOP, "EXIT"]) == [0, 1, 2], waits
+    for goes_on in (
+        "@P0 SYNCS.ARRIVE.TRANS64 RZ, [UR5], R6",
+        "BAR.SYNC 0x0",
+        "MEMBAR.SC.GPU",
+        "YIELD",
+        "WARPSYNC.ALL",
+    ):
+        assert whole([*PARTS, goes_on, NOP, "EXIT"]) == list(range(5)), goes_on
 
 
 def test_what_parted_lanes_write_differs_and_what_they_leave_does_not() -> None:
@@ -100,19 +115,37 @@ def test_a_bsync_makes_whole_what_a_whole_bssy_named() -> None:
         "BAR.SYNC 0x0",
         "BMOV.32 B0, R3",
         "WARPSYNC R3",
+        "MEMBAR.SC.GPU",
+        "ACQBULK",
+        "UCGABAR_WAIT",
+        "SYNCS.PHASECHK.TRANS64.TRYWAIT P1, [UR5], RZ",
     ):
         assert whole([*REGION[:4], disturbs, *REGION[5:]]) == [0, 1, 2, 3], disturbs
     for line, changed in (
         (2, "@P3 BSSY B0, 0x70"),
+        (2, "BSSY B0, 0x80"),
+        (2, "BSSY B0, 0x50"),
         (6, "@P3 BSYNC B0"),
         (6, "BSYNC B1"),
         (5, "BSYNC B0"),
     ):
         assert 7 not in whole([*REGION[:line], changed, *REGION[line + 1 :]]), changed
+    assert 7 in whole([*REGION[:2], "BSSY B0, 0x60", *REGION[3:]])
     # Who goes by the BSYNC is waited for until it ends.
     assert whole([*REGION[:5], "BRA 0x80", *REGION[6:]]) == [0, 1, 2, 3, 7]
-    # Who goes by the BSYNC is waited for until it ends.
-    assert whole([*REGION[:5], "BRA 0x80", *REGION[6:]]) == [0, 1, 2, 3, 7]
+
+
+def test_a_bsync_parts_a_whole_warp_unless_its_barrier_names_it() -> None:
+    opens, closes = ["BSSY B0, 0x40", NOP], ["BSYNC B0", NOP, "EXIT"]
+    assert whole([*opens, NOP, *closes]) == list(range(6))
+    assert whole([NOP, "YIELD", NOP, *closes]) == list(range(4))
+    for changed in (
+        ["@P0 BSSY B0, 0x40", NOP, NOP],
+        [*opens, "@P0 BREAK B0"],
+        [*opens, "BMOV.32 B0, R3"],
+        [*opens, closes[0]],
+    ):
+        assert whole([*changed, *closes]) == list(range(4)), changed
 
 
 @pytest.mark.parametrize(
@@ -126,6 +159,18 @@ def test_a_bsync_makes_whole_what_a_whole_bssy_named() -> None:
 )
 def test_what_only_a_whole_warp_may_run_shows_that_it_is(aligned: str) -> None:
     assert whole([*PARTS, "@P0 BRA 0x40", NOP, aligned, NOP, "EXIT"]) == [0, 1, 2, 5, 6]
+
+
+def test_a_part_of_a_warp_may_go_by_an_aligned_instruction_that_it_does_not_run() -> None:
+    guarded = "@P1 LDSM.16.M88.4 R8, [R4]"
+    assert whole([*PARTS, "@P0 BRA 0x40", NOP, guarded, NOP, "EXIT"]) == [0, 1, 2]
+    assert whole([*PARTS, guarded, NOP, "EXIT"]) == list(range(5))
+
+
+def test_lanes_that_a_collective_gathered_go_their_own_ways_behind_it() -> None:
+    inside = [NOP, "WARPSYNC.COLLECTIVE R3, 0x60", "LDSM.16.M88.4 R8, [R4]", NOP]
+    assert whole([*inside, "ENDCOLLECTIVE", NOP, NOP, "EXIT"]) == [0, 1, 3, 4]
+    assert whole([*inside, NOP, NOP, NOP, "EXIT"]) == [0, 1, 3, 4, 5]
 
 
 def test_a_parted_warp_may_meet_at_two_warpsyncs() -> None:
@@ -225,11 +270,13 @@ class _Warp:
         self.adds = rng.random() < 0.5
 
     def living(self) -> frozenset[int]:
-        return frozenset().union(*(lanes for *_, lanes in [*self.groups, *self.waiting]))
+        return frozenset[int]().union(
+            *(item[-1] for item in self.groups), *(item[-1] for item in self.waiting)
+        )
 
     def run(self, steps: int) -> list[tuple[int, bool]]:
         """(instruction, whether every living lane was there) of each step, until all end or none can go on."""
-        seen = []
+        seen: list[tuple[int, bool]] = []
         while self.groups and len(seen) < steps:
             index, lanes = self.groups.pop(self.rng.randrange(len(self.groups)))
             seen.append((index, lanes == self.living() | lanes))
