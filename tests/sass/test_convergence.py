@@ -161,6 +161,32 @@ def test_what_only_a_whole_warp_may_run_shows_that_it_is(aligned: str) -> None:
     assert whole([*PARTS, "@P0 BRA 0x40", NOP, aligned, NOP, "EXIT"]) == [0, 1, 2, 5, 6]
 
 
+def test_what_is_alike_proves_nothing_of_loads_other_ways_or_a_bsync_that_nobody_runs() -> None:
+    known = ["MOV R2, 0x0", "MOV R3, 0x0"]
+    load = [*known, "LDG.E R0, desc[UR4][R2.64]", PARTS[1], "@P0 BRA 0x60", NOP, NOP, "EXIT"]
+    assert whole(load) == list(range(5))
+    never = [
+        "ISETP.NE.AND P4, PT, RZ, RZ, PT",
+        *PARTS,
+        "BSSY B0, 0x80",
+        "@P0 BRA 0x70",
+        NOP,
+        NOP,
+        "@P4 BSYNC B0",
+    ]
+    assert whole([*never, NOP, "EXIT"]) == list(range(5))
+    around = [
+        "ISETP.NE.AND P4, PT, RZ, 0x1, PT",
+        "@P4 BRA 0x30",
+        "BSSY B0, 0x50",
+        NOP,
+        "BSYNC B0",
+        NOP,
+        "EXIT",
+    ]
+    assert whole(around) == list(range(5))
+
+
 def test_a_part_of_a_warp_may_go_by_an_aligned_instruction_that_it_does_not_run() -> None:
     guarded = "@P1 LDSM.16.M88.4 R8, [R4]"
     assert whole([*PARTS, "@P0 BRA 0x40", NOP, guarded, NOP, "EXIT"]) == [0, 1, 2]
