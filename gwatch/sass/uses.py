@@ -315,6 +315,12 @@ class CodeView:
             found = self._masks[file] = self._find_masks(file)
         return found
 
+    def _of_some_lanes(self) -> npt.NDArray[np.bool_]:
+        """Where a MOV writes some lanes of each four: its third operand says which."""
+        uses = self._uses
+        moves = np.isin(uses.mnemonic, [place for place, name in enumerate(uses.mnemonic_names) if name == "MOV"])
+        return np.asarray(moves & ((self.words[:, 1] >> np.uint64(8) & np.uint64(15)) != np.uint64(15)))
+
     def _find_masks(self, file: str) -> Masks:
         uses = self._uses
         count = len(self)
@@ -332,6 +338,7 @@ class CodeView:
         for index, first, number, write in rows:
             (writes if write else reads)[index] |= ((1 << number) - 1) << first & everything
         guarded = (self.words[:, 0] >> np.uint64(12) & np.uint64(15)) != np.uint64(7)
+        guarded |= self._of_some_lanes()
         kills = [0 if item else mask for item, mask in zip(guarded.tolist(), writes, strict=True)]
         for row in self.incomplete():
             facts = self.facts(row)

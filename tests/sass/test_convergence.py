@@ -11,22 +11,22 @@ import pytest
 
 from gwatch.sass.cfg import build_cfg
 from gwatch.sass.convergence import Convergence
-from gwatch.sass.isa import isa_for
+from gwatch.sass.isa import Isa, isa_for
 from gwatch.sass.uses import CodeView
 
 ISA = isa_for("sm_90")
 LANES = 4
 
 
-def convergence(lines: Sequence[str]) -> Convergence:
-    words = [ISA.encode(line, pc=16 * index) for index, line in enumerate(lines)]
+def convergence(lines: Sequence[str], isa: Isa = ISA) -> Convergence:
+    words = [isa.encode(line, pc=16 * index) for index, line in enumerate(lines)]
     code = np.array([(word & (1 << 64) - 1, word >> 64) for word in words], np.uint64)
-    return Convergence(build_cfg(ISA, code), CodeView(ISA, code))
+    return Convergence(build_cfg(isa, code), CodeView(isa, code))
 
 
-def whole(lines: Sequence[str]) -> list[int]:
+def whole(lines: Sequence[str], isa: Isa = ISA) -> list[int]:
     """The instructions that the whole warp surely comes to."""
-    found = convergence(lines)
+    found = convergence(lines, isa)
     return [index for index in range(len(lines)) if found.together(index)]
 
 
@@ -146,6 +146,13 @@ def test_a_bsync_parts_a_whole_warp_unless_its_barrier_names_it() -> None:
         [*opens, closes[0]],
     ):
         assert whole([*changed, *closes]) == list(range(4)), changed
+
+
+def test_a_bsync_of_later_architectures_proves_nothing() -> None:
+    """What .RECONVERGENT promises wasn't measured."""
+    lines = [line.replace("BSSY", "BSSY.RECONVERGENT").replace("BSYNC", "BSYNC.RECONVERGENT") for line in REGION]
+    lines = [line.replace(NOP, "MOV R3, R4") for line in lines]
+    assert whole(lines, isa_for("sm_100")) == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(

@@ -70,10 +70,23 @@ def a_bsync_waits_for_all_unless_somebody_yields() -> Facts:
 
 
 @check("groups")
+def a_whole_warp_stays_whole_in_a_wait() -> Facts:
+    times = [np.uint32(1_000 * 3**power) for power in range(9)]
+    for release in times:
+        found = _masks("wait_kernel", GROUPS.module, np.uint32(500), release, threads=64)
+        assert found[:2] == [{ALL}, {ALL}], (int(release), found)
+    return {"waits": len(times), "longest in cycles": int(times[-1])}
+
+
+@check("groups")
 def one_mbarrier_answers_a_warp_alike() -> Facts:
-    counts = cupy.zeros(3, np.uint64)
-    for threads in (64, 256, 1024):
-        GROUPS.kernel("answers_kernel")((132 * 2048 // threads,), (threads,), (counts, np.uint32(10_000)))
-    asked, divided, phases = map(int, cupy.asnumpy(counts))
-    assert asked > 1e8 and not divided, (asked, divided)
-    return {"asked": asked, "divided": divided, "phases": phases}
+    facts: Facts = {}
+    for name in ("test", "try"):
+        counts = cupy.zeros(3, np.uint64)
+        for threads in (64, 256, 1024):
+            grid = (132 * 2048 // threads,)
+            GROUPS.kernel(f"{name}_kernel")(grid, (threads,), (counts, np.uint32(10_000)))
+        asked, divided, phases = map(int, cupy.asnumpy(counts))
+        assert asked > 1e8 and not divided, (name, asked, divided)
+        facts[name] = {"asked": asked, "divided": divided, "phases": phases}
+    return facts

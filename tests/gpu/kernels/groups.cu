@@ -71,9 +71,28 @@ extern "C" __global__ void loading_region_kernel(unsigned* out, unsigned later, 
 
 // counts: how often lanes of one instruction asked for a phase, got two answers, and got it. Warp 0 completes phases
 // at random times, the others ask all the time.
-extern "C" __global__ void answers_kernel(unsigned long long* counts, unsigned rounds) {
-  __shared__ uint64_t barrier;
-  init(&barrier);
+template <bool TRY>
+__device__ __forceinline__ unsigned answers(uint64_t* barrier, unsigned parity) {
+  unsigned found;
+  if (TRY) {
+    asm volatile(
+        "{ .reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%1], %2; vote.sync.ballot.b32 %0, p, 0xffffffff; }"
+        : "=r"(found)
+        : "r"(address(barrier)), "r"(parity)
+        : "memory");
+  } else {
+    asm volatile(
+        "{ .reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; vote.sync.ballot.b32 %0, p, 0xffffffff; }"
+        : "=r"(found)
+        : "r"(address(barrier)), "r"(parity)
+        : "memory");
+  }
+  return found;
+}
+
+template <bool TRY>
+__device__ __forceinline__ void ask(unsigned long long* counts, unsigned rounds, uint64_t* barrier) {
+  init(barrier);
   unsigned seed = blockIdx.x * 7919 + 1;
   unsigned long long asked = 0, divided = 0;
   for (unsigned i = 0; i < rounds; ++i) {
@@ -81,18 +100,14 @@ extern "C" __global__ void answers_kernel(unsigned long long* counts, unsigned r
       seed = seed * 1664525 + 1013904223;
       unsigned start = cycles();
       while (cycles() - start < seed >> 22) {}
-      if (threadIdx.x == 0) arrive(&barrier);
+      if (threadIdx.x == 0) arrive(barrier);
     } else {
-      unsigned answers;
+      unsigned found;
       do {
-        asm volatile(
-            "{ .reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; vote.sync.ballot.b32 %0, p, 0xffffffff; }"
-            : "=r"(answers)
-            : "r"(address(&barrier)), "r"(i & 1)
-            : "memory");
+        found = answers<TRY>(barrier, i & 1);
         ++asked;
-        divided += answers != 0 && answers != 0xffffffff;
-      } while (answers != 0xffffffff);
+        divided += found != 0 && found != 0xffffffff;
+      } while (found != 0xffffffff);
     }
     __syncthreads();
   }
@@ -101,4 +116,14 @@ extern "C" __global__ void answers_kernel(unsigned long long* counts, unsigned r
     atomicAdd(counts + 1, divided);
     atomicAdd(counts + 2, rounds);
   }
+}
+
+extern "C" __global__ void test_kernel(unsigned long long* counts, unsigned rounds) {
+  __shared__ uint64_t barrier;
+  ask<false>(counts, rounds, &barrier);
+}
+
+extern "C" __global__ void try_kernel(unsigned long long* counts, unsigned rounds) {
+  __shared__ uint64_t barrier;
+  ask<true>(counts, rounds, &barrier);
 }
