@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import ctypes.util
-import os
 import subprocess
 import sys
 import zipfile
@@ -75,19 +72,6 @@ def test_a_loader_that_crashes_is_named_and_the_next_one_is_tried(tmp_path: Path
     assert package_loaders.attempt("b", fails).problem == "no such class"
     assert package_loaders.attempt("c", [sys.executable, "-c", "pass"]).problem == ""
     assert len(package_loaders.LOADERS) == 4
-
-
-def test_what_is_compiled_links_the_cpp_library_that_is_loaded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    library = Path(ctypes.util.find_library("stdc++") or pytest.skip("no C++ library here"))
-    ctypes.CDLL(str(library))
-    monkeypatch.setenv("LIBRARY_PATH", "/elsewhere")
-    for _ in range(2):
-        package_loaders.share_cpp_library(tmp_path / "lib")
-    assert (tmp_path / "lib/libstdc++.so").resolve().name.startswith("libstdc++.so.6")
-    first, *_, last = os.environ["LIBRARY_PATH"].split(os.pathsep)
-    assert (first, last) == (str(tmp_path / "lib"), "/elsewhere")
 
 
 def test_the_last_loader_knows_the_launch_from_the_wrapper(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ import torch
 import torch._inductor
 import triton
 import triton.language as tl
-from package_loaders import LOADERS, share_cpp_library, working_loader
+from package_loaders import LOADERS, working_loader
 from torch.library import triton_op, wrap_triton
 
 from gwatch.inspect import text
@@ -57,11 +57,7 @@ class Variant:
     embedded: bool = False
 
 
-ALIGNED, SHIFTED, EMBEDDED = (
-    Variant("model"),
-    Variant("shifted", shifted=True),
-    Variant("embedded", embedded=True),
-)
+ALIGNED, SHIFTED, EMBEDDED = Variant("model"), Variant("shifted", shifted=True), Variant("embedded", embedded=True)
 
 
 @triton.jit
@@ -111,7 +107,6 @@ class Copy(torch.nn.Module):
 def package(folder: Path, variant: Variant) -> Path:
     """Export and package the model; the path of the package."""
     model = Copy(variant.shifted).cuda().eval()
-    share_cpp_library(folder / "lib")
     exported = torch.export.export(model, args=(torch.randn(SHAPE, device="cuda"),), strict=True)
     return Path(
         torch._inductor.aoti_compile_and_package(
@@ -156,9 +151,7 @@ def trace(runner: object, report: Report) -> list[int]:
     )
     records = result["records"]
     counts = [int((records["site"] == number).sum()) for number in range(len(sites))]
-    print(
-        f"traced {len(records)} records at {len(sites)} sites inside the package, {result['dropped']} dropped"
-    )
+    print(f"traced {len(records)} records at {len(sites)} sites inside the package, {result['dropped']} dropped")
     for number, site in enumerate(sites):
         print(f"  site {number} ({site.label}): {counts[number]} records")
     return counts

@@ -10,7 +10,6 @@ needs none of them: gwatch's own Launcher runs the package's cubin with what the
 from __future__ import annotations
 
 import argparse
-import os
 import signal
 import subprocess
 import sys
@@ -65,9 +64,7 @@ def launcher(path: Path, shifted: bool) -> Runner:
     image, kernel = launch_data(path)
     block = next(int(value) for _, value in kernel.constants if value.isdecimal())
     run = Launcher(image, kernel.name)
-    scratch = [0] * (
-        len(run.kernel_def.params) - len(kernel.arguments)
-    )  # pointers that newer compilers append
+    scratch = [0] * (len(run.kernel_def.params) - len(kernel.arguments))  # pointers that newer compilers append
 
     def call(x: Any) -> Any:
         source = x.reshape(-1)[1:-15] if shifted else x
@@ -79,23 +76,6 @@ def launcher(path: Path, shifted: bool) -> Runner:
         return out
 
     return call
-
-
-def share_cpp_library(folder: Path) -> None:
-    """Let what is compiled from now on use the C++ library that this process has loaded.
-
-    A compiler that finds only ``libstdc++.a`` puts a copy of the library into the package; beside the one that PyTorch
-    has loaded it crashes in ``std::regex``, in every loader.
-    """
-    maps = Path("/proc/self/maps").read_text().splitlines()
-    loaded = next((line.split()[-1] for line in maps if "/libstdc++.so" in line), None)
-    if loaded is not None:
-        folder.mkdir(parents=True, exist_ok=True)
-        link = folder / "libstdc++.so"
-        link.unlink(missing_ok=True)
-        link.symlink_to(loaded)
-        paths = [str(folder), os.environ.get("LIBRARY_PATH", "")]
-        os.environ["LIBRARY_PATH"] = os.pathsep.join(path for path in paths if path)
 
 
 LOADERS: dict[str, Callable[[Path, bool], Runner]] = {
@@ -148,14 +128,7 @@ def working_loader(
     """The first loader that runs the package, and those that did not. Raises RuntimeError if none does."""
     failed = []
     for loader in loaders:
-        command = [
-            sys.executable,
-            __file__,
-            loader,
-            str(path),
-            *map(str, shape),
-            *(["--shifted"] if shifted else []),
-        ]
+        command = [sys.executable, __file__, loader, str(path), *map(str, shape), *(["--shifted"] if shifted else [])]
         tried = attempt(loader, command)
         if not tried.problem:
             return loader, failed
@@ -164,9 +137,7 @@ def working_loader(
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("loader", choices=LOADERS)
     parser.add_argument("package", type=Path)
     parser.add_argument("rows", type=int)

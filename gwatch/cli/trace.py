@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gwatch.errors import UsageError
+from gwatch.errors import TraceError, UsageError
 
 if TYPE_CHECKING:
     from gwatch.cuda.program.collected import Program
@@ -126,6 +126,13 @@ def run(args: argparse.Namespace) -> int:
 
     options = _options(args)
     check_syntax(options)
+    if options.timeout is not None and os.environ.get("CUDA_LAUNCH_BLOCKING", "0") not in ("", "0"):
+        raise TraceError(
+            "launch-blocking",
+            "CUDA_LAUNCH_BLOCKING makes a launch call wait for its kernel with the driver's lock held, so that "
+            "--timeout can't read the records of one that hangs",
+            "unset it",
+        )
     if args.list and args.output is not None:
         raise UsageError(
             "usage", "--list traces nothing, so there is no report to write", "leave -o or --list out"

@@ -280,8 +280,12 @@ class Hooks:
                 data.context or 0,
                 symbol.decode(errors="replace") if symbol else "",
             )
-            self._open[data.correlation_id] = view  # whatever happens in there, the call is put back
-            observer.enter(view)
+            try:
+                observer.enter(view)
+            finally:
+                # Whatever happened in there, the call is put back. Not before: calls that the observer makes in there
+                # end under the same id.
+                self._open[data.correlation_id] = view
 
     def _leave(self, view: LaunchView, data: cupti.CallbackData) -> None:
         view.restore()

@@ -141,6 +141,27 @@ def test_launches_made_by_the_observer_itself_are_not_shown_to_it(
     assert watcher.seen == ["wanted_outer"]
 
 
+def test_a_launch_that_the_observer_makes_under_the_same_id_does_not_end_the_one_it_sees(
+    hooks: capture.Hooks, fake: FakeCupti
+) -> None:
+    """The driver numbers both alike, and what the observer changed must last until the outer call ends."""
+    left: list[str] = []
+
+    class Nested(Watcher):
+        def enter(self, view: LaunchView) -> None:
+            super().enter(view)
+            fake._correlation -= 1
+            fake.call("cuLaunchKernel", launch_arguments(), b"wanted_inner")
+
+        def leave(self, view: LaunchView, status: int) -> None:
+            left.append(view.symbol)
+
+    with hooks.observe(Nested()):
+        ran = list[list[str]]()
+        fake.call("cuLaunchKernel", launch_arguments(), b"wanted_outer", inside=lambda: ran.append([*left]))
+    assert ran == [[]] and left == ["wanted_outer"]
+
+
 @pytest.mark.parametrize("api", ["cuModuleLoadData", "cuLibraryLoadData"])
 def test_a_loaded_image_is_known_by_its_handle(hooks: capture.Hooks, fake: FakeCupti, api: str) -> None:
     image = EXAMPLE.read_bytes()

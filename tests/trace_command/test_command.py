@@ -227,6 +227,15 @@ def test_files_that_exist_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     refuse_existing([tmp_path / "trace.gwatch"], True)
 
 
+def test_a_launch_call_that_waits_for_its_kernel_cannot_be_watched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
+    assert run_command("trace", ["--timeout", "3", "--", sys.executable, "-c", "open('ran', 'w')"]) == 2
+    assert "[launch-blocking]" in capfd.readouterr().err and not (tmp_path / "ran").exists()
+
+
 def test_an_unknown_report_form_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert run_command("trace", ["-o", "x.pdf", "--", sys.executable, "-c", "open('ran', 'w')"]) == 2

@@ -1,12 +1,8 @@
 """An ahead-of-time compiled model: "make FILE" compiles it, "run FILE" loads the package and runs it."""
 
 import sys
-from pathlib import Path
 
 import torch
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "examples/aoti"))
-from package_loaders import share_cpp_library
 
 torch.manual_seed(1)
 x = torch.randn(512, 256, device="cuda")
@@ -18,7 +14,6 @@ class Model(torch.nn.Module):
 
 
 if sys.argv[1] == "make":
-    share_cpp_library(Path(sys.argv[2]).with_name("lib"))
     exported = torch.export.export(Model().cuda(), (x,))
     torch._inductor.aoti_compile_and_package(exported, package_path=sys.argv[2])
 else:
