@@ -99,7 +99,7 @@ def _run(args: argparse.Namespace) -> int:
             "usage", "--only narrows what --list shows", "give --list too, or name places with --site"
         )
     if not args.site:
-        raise SiteError("no-site", "no --site given", "list the instructions with --list")
+        raise SiteError("no-site", "no --site given", _where_sites_are(kernel))
     if args.output is None:
         raise SiteError("no-output", "no output named", "give -o FILE")
     _refuse_existing(args)
@@ -163,6 +163,14 @@ def _trace(cubin: Cubin, kernel: KernelDef, args: argparse.Namespace) -> int:
     }
     _print(report, args.json)
     return 0
+
+
+def _where_sites_are(kernel: KernelDef) -> str:
+    from gwatch.cuda.xtrace.markers import find_markers
+
+    count = len(find_markers(kernel))
+    marked = f", or record its {count} scope markers with --site op:PMTRIG@all,warp" if count else ""
+    return f"list the instructions with --list{marked}"
 
 
 def _insert_snippet(cubin: Cubin, kernel: KernelDef, args: argparse.Namespace) -> int:

@@ -203,6 +203,16 @@ def test_refusals_are_one_line_exit_2_and_no_file(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_marked_kernel_s_markers_are_named_and_recorded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    marked = str(Path(__file__).parents[1] / "scopes/data/markers_sm90a.cubin")
+    target = tmp_path / "x.cubin"
+    assert main(["rewrite", marked, "-o", str(target)]) == 2
+    assert "14 scope markers with --site op:PMTRIG@all,warp" in capsys.readouterr().err and not target.exists()
+    assert main(["rewrite", marked, "--site", "op:PMTRIG@all,warp", "-o", str(target)]) == 0
+    note = read_note(target.read_bytes(), NOTE_NAME)
+    assert note is not None and len(SiteMap.from_bytes(note).sites) == 14
+
+
 def test_the_input_is_never_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     copy = tmp_path / "k.cubin"
     copy.write_bytes(MATMUL.read_bytes())
