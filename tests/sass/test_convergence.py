@@ -239,6 +239,14 @@ def test_calls_and_entries_that_are_not_the_kernels_are_not_known() -> None:
     assert whole([NOP, "BRX R2 -0x10", NOP, "EXIT"]) == []
 
 
+def test_other_entries_than_the_kernel_s_are_come_to_by_parts_of_warps() -> None:
+    lines = [NOP, "EXIT", NOP, NOP, "EXIT"]
+    words = [ISA.encode(line, pc=16 * index) for index, line in enumerate(lines)]
+    code = np.array([(word & (1 << 64) - 1, word >> 64) for word in words], np.uint64)
+    found = Convergence(build_cfg(ISA, code, (0, 2)), CodeView(ISA, code))
+    assert [found.together(index) for index in range(5)] == [True, True, False, False, False]
+
+
 def _program(rng: random.Random) -> list[str]:
     """A random program of regions, loops and jumps; R0 is the lane, R1 to R3 and P0 to P2 whatever comes."""
     lines = [TID, "MOV R3, 0x1", f"ISETP.EQ.AND P2, PT, R3, {rng.randrange(2):#x}, PT"]
