@@ -99,7 +99,7 @@ def _run(args: argparse.Namespace) -> int:
             "usage", "--only narrows what --list shows", "give --list too, or name places with --site"
         )
     if not args.site:
-        raise SiteError("no-site", "no --site given", _where_sites_are(kernel))
+        raise SiteError("no-site", "no --site given", _where_sites_are(cubin, kernel))
     if args.output is None:
         raise SiteError("no-output", "no output named", "give -o FILE")
     _refuse_existing(args)
@@ -165,10 +165,11 @@ def _trace(cubin: Cubin, kernel: KernelDef, args: argparse.Namespace) -> int:
     return 0
 
 
-def _where_sites_are(kernel: KernelDef) -> str:
-    from gwatch.cuda.xtrace.markers import find_markers
+def _where_sites_are(cubin: Cubin, kernel: KernelDef) -> str:
+    from gwatch.sass.isa import isa_for
+    from gwatch.sass.uses import CodeView
 
-    count = len(find_markers(kernel))
+    count = CodeView(isa_for(cubin.arch.name), kernel.words).kinds()[0].count("PMTRIG")
     marked = f", or record its {count} scope markers with --site op:PMTRIG@all,warp" if count else ""
     return f"list the instructions with --list{marked}"
 
