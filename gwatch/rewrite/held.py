@@ -18,11 +18,10 @@ import itertools
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 from gwatch.sass.cfg import Flow
-from gwatch.sass.convergence import Convergence, may_wait
+from gwatch.sass.convergence import may_wait
 
 if TYPE_CHECKING:
     from gwatch.rewrite.surroundings import Surroundings
@@ -85,7 +84,7 @@ class _Paths:
     """What lies between sites, by blocks. ``stops``: indices of all records, ascending."""
 
     def __init__(self, around: Surroundings, stops: list[int], may_part: bool) -> None:
-        self.cfg, self.stops, self.may_part = around.cfg, stops, may_part
+        self._around, self.cfg, self.stops, self.may_part = around, around.cfg, stops, may_part
         self._view = around.view
         self._starts = [block.start for block in self.cfg.blocks]
         self._leaves = [i for i, kind in enumerate(self.cfg.flow.kind.tolist()) if Flow(kind) not in _GOES_ON]
@@ -104,13 +103,9 @@ class _Paths:
         if after == index or not self._only_from(after, index):
             return None
         if by_warp and (self._may_join(ranges) or (len(ranges) > 1 and not self.may_part)):
-            whole = self._convergence.together(index) and (self.may_part or self._convergence.together(after))
-            return after if whole else None
+            together = self._around.convergence.together
+            return after if together(index) and (self.may_part or together(after)) else None
         return after
-
-    @cached_property
-    def _convergence(self) -> Convergence:
-        return Convergence(self.cfg, self._view)
 
     def _block(self, index: int) -> int:
         return bisect_right(self._starts, index) - 1

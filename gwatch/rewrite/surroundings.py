@@ -19,6 +19,7 @@ from gwatch.sass.arch import declared_shared
 from gwatch.sass.budgets import Budgets
 from gwatch.sass.cfg import Cfg, Flow, build_cfg, opcode_keys
 from gwatch.sass.control import NO_SCOREBOARD, SCOREBOARDS
+from gwatch.sass.convergence import Convergence
 from gwatch.sass.flight import Flights
 from gwatch.sass.indirect import Tables, address_loads, find_table_loads
 from gwatch.sass.integrity import Callee
@@ -68,6 +69,11 @@ class Surroundings:
             self.kernel.indirect_targets,
             self.kernel.pointer_callees,
         )
+
+    @cached_property
+    def convergence(self) -> Convergence:
+        """Where all living lanes of a warp surely run together."""
+        return Convergence(self.cfg, self.view)
 
     @cached_property
     def tables(self) -> Tables:

@@ -215,7 +215,10 @@ class Convergence:
             seen.update(following)
             if len(seen) > _REGION:
                 return False
-        return len(closers) == 1 and self.cfg.flow.target[index] in (at := closers.pop(), at + 1)
+        if len(closers) != 1:
+            return False
+        (closer,) = closers
+        return bool(self.cfg.flow.target[index] in (closer, closer + 1))
 
 
 def _written(alike: int, masks: Masks, index: int, same: bool) -> int:

@@ -338,7 +338,8 @@ class CodeView:
         for index, first, number, write in rows:
             (writes if write else reads)[index] |= ((1 << number) - 1) << first & everything
         guarded = (self.words[:, 0] >> np.uint64(12) & np.uint64(15)) != np.uint64(7)
-        guarded |= self._of_some_lanes()
+        if file == "R":
+            guarded |= self._of_some_lanes()
         kills = [0 if item else mask for item, mask in zip(guarded.tolist(), writes, strict=True)]
         for row in self.incomplete():
             facts = self.facts(row)

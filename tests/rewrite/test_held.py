@@ -24,6 +24,7 @@ from gwatch.rewrite.planning import Effort
 from gwatch.rewrite.ring import LANES, RecordKind, RingLayout
 from gwatch.rewrite.trace import SassTraceSite, TracePlan, plan_trace
 from gwatch.sass.cfg import build_cfg
+from gwatch.sass.convergence import Convergence
 from gwatch.sass.isa import isa_for
 from gwatch.sass.uses import CodeView
 
@@ -54,7 +55,8 @@ def held(
     isa = isa_for("sm_90")
     words_of = [isa.encode(line, pc=16 * index) for index, line in enumerate(lines)]
     code = np.array([(word & (1 << 64) - 1, word >> 64) for word in words_of], np.uint64)
-    around: Any = SimpleNamespace(cfg=build_cfg(isa, code), view=CodeView(isa, code))
+    cfg, view = build_cfg(isa, code), CodeView(isa, code)
+    around: Any = SimpleNamespace(cfg=cfg, view=view, convergence=Convergence(cfg, view))
     found = held_times(around, {place: (place, by_warp) for place in sites}, others, words, may_part)
     return {place: (item.holder, item.word) for place, item in found.items()}
 

@@ -15,7 +15,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from isa_learning.corpus import text_words
-from isa_learning.probe import CONTROL_MASK
 
 from gwatch.errors import ToolError
 
@@ -1140,10 +1139,14 @@ def _ptxas() -> str:
     return ptxas
 
 
+def _ptxas_tells() -> str:
+    """What the ptxas in PATH says of itself."""
+    return subprocess.run([_ptxas(), "--version"], capture_output=True, text=True, check=True).stdout
+
+
 def ptxas_version() -> str:
     """Version of the ptxas in PATH, e.g. "13.0.88"."""
-    done = subprocess.run([_ptxas(), "--version"], capture_output=True, text=True, check=True)
-    found = re.search(r"\bV([\d.]+)", done.stdout)
+    found = re.search(r"\bV([\d.]+)", _ptxas_tells())
     if found is None:
         raise ToolError("ptxas-missing", f"{_ptxas()} is no ptxas", "put the folder of one first in PATH")
     return found[1]
@@ -1151,8 +1154,7 @@ def ptxas_version() -> str:
 
 def own_inputs(arch: str, kernels: Sequence[str], options: Sequence[str] = OPTIMIZED) -> str:
     """All that :func:`own_words` depends on: the architecture, ptxas' version and options, the sources."""
-    done = subprocess.run([_ptxas(), "--version"], capture_output=True, text=True, check=True)
-    return "\n".join((arch, PTX_VERSION, *options, done.stdout, *kernels))
+    return "\n".join((arch, PTX_VERSION, *options, _ptxas_tells(), *kernels))
 
 
 def own_kernels(made: Iterable[tuple[str, tuple[str, ...]]], all_uniform: bool = False) -> list[str]:
@@ -1507,8 +1509,3 @@ def own_words(arch: str, kernels: Sequence[str], options: Sequence[str] = OPTIMI
             for path in _compile(ptxas, arch, kernels[i:i + BATCH], options, ptx, Path(name), 1 << 20 | i << 24):
                 words.update(text_words(path))
     return words
-
-
-def plain(words: set[int]) -> set[int]:
-    """The words without control bits."""
-    return {w & ~CONTROL_MASK for w in words}
